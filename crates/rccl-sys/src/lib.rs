@@ -1,0 +1,1 @@
+//! Raw tables of HIP and RCCL, loaded at run time.

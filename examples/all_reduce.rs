@@ -1,0 +1,2 @@
+//! Adds up one array over the processes of a run.
+fn main() {}

@@ -1,0 +1,3 @@
+//! The `uform` command.
+
+fn main() {}

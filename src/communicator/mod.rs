@@ -1,0 +1,77 @@
+//! Moving and reducing bytes inside one group: the trait every backend implements, and its conformance rules.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::sys::{Deadline, Span, SpanMut};
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// What one member asks of its group.
+///
+/// Counts are elements of `dtype`. `input` holds this member's contribution and `output` what it gets; a verb in
+/// place has no input of its own and finds its contribution in `output`:
+/// - all_reduce: input n (or in place), output n;
+/// - broadcast: the root's output is its contribution, n everywhere;
+/// - all_gather: input n, output n * count, in the order of seats;
+/// - reduce_scatter: input n * count, output n;
+/// - barrier: neither.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The verb.
+    pub verb: Verb,
+    /// The element type.
+    pub dtype: Dtype,
+    /// How to combine; ignored by verbs that do not reduce.
+    pub op: ReduceOp,
+    /// The seat that broadcasts; ignored by verbs without a root.
+    pub root: usize,
+    /// This member's contribution, `None` in place.
+    pub input: Option<Span<'a>>,
+    /// What this member gets.
+    pub output: SpanMut<'a>,
+}
+
+/// One group of members that call the same verbs in the same order.
+///
+/// Every call: descriptors are compared first, payload moves only if all match, else all members get `Disagreed` and
+/// the group stays usable. A member that dies makes `Lost` on all others within a second; after `Lost`, `TimedOut` or
+/// `Interrupted` in a call the group is broken, every later call returns the same cause, and only `close` is legal.
+pub trait Communicator: Send + Sync {
+    /// This member's seat, 0 to `count() - 1`.
+    fn seat(&self) -> usize;
+
+    /// How many seats there are.
+    fn count(&self) -> usize;
+
+    /// Runs one call to its end.
+    ///
+    /// # Errors
+    /// `Invalid` before a sequence number is taken; `Disagreed`, `Lost`, `TimedOut`, `Interrupted` as above.
+    fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()>;
+
+    /// Makes an arena of `byte_count` bytes here; collective, sizes may differ between members.
+    ///
+    /// # Errors
+    /// `Exhausted` on all members, naming the one that could not reserve; else as [`Communicator::run`].
+    fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>>;
+
+    /// Tells the peers that this member refused to make its next call, so that their deadline can name the reason.
+    fn refuse(&self, verb: Verb, reason: &Error);
+
+    /// Leaves the group: peers in a call, or calling later, get `Lost` saying that this member closed.
+    fn close(&self);
+}
+
+/// Memory of every member of a group that all members see.
+pub trait SharedArena: Send + Sync {
+    /// The bytes that `seat` brought; `None` if there is no such seat.
+    ///
+    /// Valid as long as the arena lives; any member may write at any time.
+    fn part(&self, seat: usize) -> Option<Span<'_>>;
+
+    /// The same for writing. Several writers of one place see some mixture of what was written.
+    fn part_mut(&self, seat: usize) -> Option<SpanMut<'_>>;
+
+    /// This member's seat.
+    fn seat(&self) -> usize;
+}

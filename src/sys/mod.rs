@@ -1,0 +1,13 @@
+//! The fence: everything of this crate that touches the machine, all unsafe code, all vendor crates.
+//!
+//! What is here acts and never decides. What a build or a machine lacks is here too, under the same names, and
+//! answers `Unsupported` (see `absent`), so that no caller writes a cfg.
+#![allow(unsafe_code, reason = "the one room for it; every block names its fact")]
+
+mod deadline;
+pub mod process;
+pub mod random;
+mod span;
+
+pub use deadline::{CHECK_INTERVAL, Deadline, InterruptCheck};
+pub use span::{Element, Span, SpanMut};

@@ -1,0 +1,69 @@
+//! Which process this is, and whether another one still lives.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// The kernel's boot identity, the same for all containers of one machine.
+///
+/// # Errors
+/// `Io` if `/proc` is not mounted.
+pub fn boot_id() -> Result<String> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(path).map_err(|source| Error::io(path, "read", source))?;
+    Ok(text.trim().to_owned())
+}
+
+/// The host name, for messages only.
+#[must_use]
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// This process's number.
+#[must_use]
+pub fn pid() -> u32 {
+    std::process::id()
+}
+
+/// When a process started, in clock ticks after boot; `None` if there is no such process or it is a zombie.
+#[must_use]
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command in parentheses may hold spaces and parentheses itself: the last one ends it.
+    let rest = stat.rsplit_once(')')?.1;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    // Field 22 of the line; the state is field 3.
+    fields.nth(18)?.parse().ok()
+}
+
+/// Whether the process with this number and start still runs on this machine, in this process's namespace.
+#[must_use]
+pub fn is_alive(pid: u32, start: u64) -> bool {
+    start_ticks(pid) == Some(start)
+}
+
+/// The command line, arguments joined by spaces, cut to 200 characters.
+#[must_use]
+pub fn command() -> String {
+    let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+    arguments.collect::<Vec<_>>().join(" ").chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_lives_and_another_start_does_not() {
+        let start = start_ticks(pid()).expect("/proc is mounted");
+        assert!(is_alive(pid(), start));
+        assert!(!is_alive(pid(), start + 1));
+        assert_eq!(start_ticks(u32::MAX), None);
+        assert!(!boot_id().expect("/proc is mounted").is_empty());
+    }
+}

@@ -1,0 +1,254 @@
+//! Bytes as pointer and length: memory that other processes or foreign code may write while we read it.
+//!
+//! A span is never turned into a Rust reference. Reads and writes go through raw pointers, and whoever reads
+//! checks what was read, since a peer may change it at any time.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::vocabulary::Dtype;
+
+/// A type whose values can be elements of an array.
+///
+/// Sealed: every bit pattern of an implementor is a valid value, and its size is that of its [`Dtype`].
+pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
+    /// The element type that this Rust type stands for.
+    const DTYPE: Dtype;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! elements {
+    ($( $rust:ty => $dtype:ident ),+ $(,)?) => {
+        $(
+            impl sealed::Sealed for $rust {}
+            impl Element for $rust {
+                const DTYPE: Dtype = Dtype::$dtype;
+            }
+        )+
+    };
+}
+
+elements! {
+    f64 => F64, f32 => F32, half::f16 => F16, half::bf16 => Bf16, i8 => I8, u8 => U8,
+    i16 => I16, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+}
+
+/// Bytes that may be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    pointer: *const u8,
+    byte_count: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+/// Bytes that may be read and written.
+#[derive(Debug)]
+pub struct SpanMut<'a> {
+    pointer: *mut u8,
+    byte_count: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a span is an address range that lives as long as 'a; all access is by raw pointer, so moving it to
+// another thread adds no aliasing that its maker did not already allow.
+unsafe impl Send for Span<'_> {}
+// SAFETY: as above; shared spans only read.
+unsafe impl Sync for Span<'_> {}
+// SAFETY: as above; a writable span is not Clone, so one holder at a time writes through it.
+unsafe impl Send for SpanMut<'_> {}
+// SAFETY: a `&SpanMut` gives only pointers and read access.
+unsafe impl Sync for SpanMut<'_> {}
+
+fn check(range: &Range<usize>, byte_count: usize) -> Result<()> {
+    if range.start <= range.end && range.end <= byte_count {
+        return Ok(());
+    }
+    let reason = format!("must lie within {byte_count} bytes");
+    Err(Error::invalid("byte range", format!("{}..{}", range.start, range.end), "span", reason))
+}
+
+impl<'a> Span<'a> {
+    /// The bytes of a slice.
+    #[must_use]
+    pub fn of<T: Element>(slice: &'a [T]) -> Self {
+        Self { pointer: slice.as_ptr().cast(), byte_count: size_of_val(slice), lifetime: PhantomData }
+    }
+
+    /// No bytes.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { pointer: std::ptr::without_provenance(64), byte_count: 0, lifetime: PhantomData }
+    }
+
+    /// Bytes at an address.
+    ///
+    /// # Safety
+    /// `byte_count` bytes at `pointer` must be readable for the whole of `'a`. Others may write them meanwhile.
+    #[must_use]
+    #[allow(unsafe_code, reason = "the one way in for foreign memory")]
+    pub unsafe fn from_raw(pointer: *const u8, byte_count: usize) -> Self {
+        if byte_count == 0 { Self::empty() } else { Self { pointer, byte_count, lifetime: PhantomData } }
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub const fn byte_count(&self) -> usize {
+        self.byte_count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.byte_count == 0
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub const fn pointer(&self) -> *const u8 {
+        self.pointer
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    /// `Invalid` if the range is not within.
+    pub fn part(&self, range: Range<usize>) -> Result<Self> {
+        check(&range, self.byte_count)?;
+        Ok(Self {
+            pointer: self.pointer.wrapping_add(range.start),
+            byte_count: range.end - range.start,
+            lifetime: PhantomData,
+        })
+    }
+
+    /// A copy of the bytes as they were while they were read.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.byte_count];
+        let mut target = SpanMut::of(&mut bytes[..]);
+        // Equal lengths: the copy cannot fail.
+        let _ = target.copy_from(*self);
+        bytes
+    }
+}
+
+impl<'a> SpanMut<'a> {
+    /// The bytes of a slice.
+    #[must_use]
+    pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
+        let byte_count = size_of_val(slice);
+        Self { pointer: slice.as_mut_ptr().cast(), byte_count, lifetime: PhantomData }
+    }
+
+    /// No bytes.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { pointer: std::ptr::without_provenance_mut(64), byte_count: 0, lifetime: PhantomData }
+    }
+
+    /// Bytes at an address.
+    ///
+    /// # Safety
+    /// `byte_count` bytes at `pointer` must be readable and writable for the whole of `'a`, and no Rust reference to
+    /// them may be used meanwhile. Other processes may write them.
+    #[must_use]
+    #[allow(unsafe_code, reason = "the one way in for foreign memory")]
+    pub unsafe fn from_raw(pointer: *mut u8, byte_count: usize) -> Self {
+        if byte_count == 0 { Self::empty() } else { Self { pointer, byte_count, lifetime: PhantomData } }
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub const fn byte_count(&self) -> usize {
+        self.byte_count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.byte_count == 0
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub const fn pointer(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    /// The same bytes for reading.
+    #[must_use]
+    pub const fn as_span(&self) -> Span<'_> {
+        Span { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData }
+    }
+
+    /// The same bytes, lent for a shorter time.
+    #[must_use]
+    pub const fn reborrow(&mut self) -> SpanMut<'_> {
+        SpanMut { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData }
+    }
+
+    /// A part of it, lent for as long as the whole is not used.
+    ///
+    /// # Errors
+    /// `Invalid` if the range is not within.
+    pub fn part(&mut self, range: Range<usize>) -> Result<SpanMut<'_>> {
+        check(&range, self.byte_count)?;
+        Ok(SpanMut {
+            pointer: self.pointer.wrapping_add(range.start),
+            byte_count: range.end - range.start,
+            lifetime: PhantomData,
+        })
+    }
+
+    /// Copies all bytes of `source`, which may overlap.
+    ///
+    /// # Errors
+    /// `Invalid` if the lengths differ.
+    #[allow(unsafe_code, reason = "raw copy between spans")]
+    pub fn copy_from(&mut self, source: Span<'_>) -> Result<()> {
+        if source.byte_count != self.byte_count {
+            let reason = format!("must be {} bytes like the target", self.byte_count);
+            return Err(Error::invalid("source span", source.byte_count, "span", reason));
+        }
+        // SAFETY: both ranges are valid for their spans' lifetimes by the contracts of `of` and `from_raw`, and `copy`
+        // allows them to overlap.
+        unsafe { std::ptr::copy(source.pointer, self.pointer, self.byte_count) };
+        Ok(())
+    }
+
+    /// Sets all bytes to zero.
+    #[allow(unsafe_code, reason = "raw write to a span")]
+    pub fn clear(&mut self) {
+        // SAFETY: the range is writable for the span's lifetime by the contracts of `of` and `from_raw`.
+        unsafe { std::ptr::write_bytes(self.pointer, 0, self.byte_count) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stay_within() {
+        let mut numbers = [1.0f32, 2.0, 3.0, 4.0];
+        let mut whole = SpanMut::of(&mut numbers);
+        assert_eq!(whole.byte_count(), 16);
+        assert!(whole.part(4..20).is_err());
+        whole.part(4..8).expect("within").clear();
+        assert_eq!(numbers, [1.0, 0.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn copies_need_equal_lengths() {
+        let source = [7u8; 5];
+        let mut target = [0u8; 5];
+        assert!(SpanMut::of(&mut target[..4]).copy_from(Span::of(&source)).is_err());
+        SpanMut::of(&mut target).copy_from(Span::of(&source)).expect("equal");
+        assert_eq!(target, source);
+        assert!(Span::empty().to_vec().is_empty());
+    }
+}

@@ -1,0 +1,111 @@
+# Two commands do all set-up: `make train` and `make test`. CONTRIBUTING.md says how to run one kind of test alone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+REQUIREMENTS := python/requirements-dev.txt
+DENY_VERSION := 0.20.2
+DENY_CHECK := check bans licenses sources
+TOOLS := $(CURDIR)/.tools
+export PATH := $(TOOLS)/bin:$(PATH)
+# pip's own news and compiled files of an older Python help nobody here.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
+	test-rust test-python toolchain
+
+help:
+	@echo "make train   build, install into .venv, and train the digits example in two processes"
+	@echo "make test    everything that .ci/run runs"
+	@echo "make lint    formatting, lints, types and licences, without running a test"
+	@echo "make bench   measure this machine"
+	@echo "make clean   remove everything that was built"
+
+train: wheel
+	$(BIN)/uform launch --processes 2 examples/train_digits.py
+
+test: toolchain lint-rust test-rust wheel lint-python test-python lint-deny-installed
+
+lint: toolchain lint-rust wheel lint-python lint-deny
+
+bench: wheel
+	$(BIN)/python benches/start.py
+	$(BIN)/uform launch --processes 2 benches/collectives.py
+
+clean:
+	cargo clean
+	rm -rf $(VENV) $(TOOLS) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
+
+toolchain:
+	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
+		{ echo "rustfmt and clippy are missing: run 'rustup component add rustfmt clippy'" >&2; exit 1; }
+
+# --- Rust ---------------------------------------------------------------------------------------------------------
+
+lint-rust:
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	cargo clippy --quiet --locked --package uform --all-targets --no-default-features -- -D warnings
+	cargo clippy --quiet --locked --package uform --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
+
+# nextest runs no documentation tests, so cargo runs those either way.
+test-rust:
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --locked; \
+		cargo test --locked --doc; \
+	else \
+		cargo test --locked; \
+	fi
+
+# --- Python -------------------------------------------------------------------------------------------------------
+
+# A Debian without python3-venv has no ensurepip, and so makes no environment with pip in it.
+$(BIN)/maturin: $(REQUIREMENTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11; name another with 'make PYTHON=...'" >&2; exit 1; }
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; \
+		else \
+			echo "Python has no venv module: install it (Debian: apt-get install python3-venv)" >&2; exit 1; \
+		fi; \
+	fi
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement $(REQUIREMENTS)
+	touch $@
+
+# One wheel file in dist, so that an older one is never the one installed.
+wheel: $(BIN)/maturin
+	rm -rf dist
+	$(BIN)/maturin build --release --locked --manifest-path python/Cargo.toml --interpreter $(BIN)/python --out dist
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
+
+lint-python:
+	$(BIN)/ruff check python tests/python examples benches
+	$(BIN)/ruff format --check python tests/python examples benches
+	$(BIN)/mypy --config-file python/pyproject.toml --strict python/uform
+	$(BIN)/python -m mypy.stubtest --mypy-config-file python/pyproject.toml uform
+
+test-python:
+	$(BIN)/python -m pytest tests/python
+
+# --- Licences and sources of dependencies -------------------------------------------------------------------------
+
+# Building cargo-deny takes minutes: `make lint` does it once, `make test` uses it where it is.
+lint-deny-installed:
+	@if command -v cargo-deny >/dev/null; then \
+		cargo deny --locked $(DENY_CHECK); \
+	else \
+		echo "cargo-deny is not installed: licences and sources not checked ('make lint' installs it)"; \
+	fi
+
+lint-deny:
+	@command -v cargo-deny >/dev/null || \
+		cargo install cargo-deny --version $(DENY_VERSION) --locked --root $(TOOLS)
+	cargo deny --locked $(DENY_CHECK)

@@ -1,1 +1,58 @@
-//! The commands of `uform`.
+//! The commands of `uform`, one file each; the binary and the wheel's console script call [`run`].
+
+mod launch;
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+/// Starts the processes of a run and looks at machines.
+#[derive(Parser)]
+#[command(name = "uform", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Launch(launch::Options),
+}
+
+/// Runs one command and returns its exit code; errors are printed to standard error.
+///
+/// The first argument is the name of the program, as in `std::env::args_os`. A caller inside Python takes
+/// [`run_with_python`], restores the default action of SIGINT first, and releases the interpreter's lock.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> i32 {
+    run_with_python(arguments, None)
+}
+
+/// As [`run`]; `python` is the interpreter that runs programs whose names end in `.py`, `python3` if it is `None`.
+pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Option<OsString>) -> i32 {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nothing is left to tell if the terminal is gone.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    start_log();
+    let result = match arguments.command {
+        Command::Launch(options) => launch::execute(&options, python),
+    };
+    result.unwrap_or_else(|failure| {
+        let text = format!("uform: error: {failure}\n");
+        // As above.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        failure.exit_code()
+    })
+}
+
+/// Writes the events that the filter in `UFORM_LOG` lets through to standard error; none without it.
+fn start_log() {
+    if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("UFORM_LOG") {
+        // A subscriber of the calling program stays in place.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    }
+}

@@ -1,3 +1,5 @@
 //! The `uform` command.
 
-fn main() {}
+fn main() {
+    std::process::exit(uform_launch::run(std::env::args_os()));
+}

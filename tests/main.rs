@@ -1,3 +1,7 @@
 //! The one integration binary.
 
 mod contract;
+mod harness;
+
+/// The roles of all modules; a module adds its own table as one line.
+const ROLES: &[&[(&str, harness::Role)]] = &[harness::ROLES];

@@ -1,0 +1,3 @@
+//! Arithmetic over plain memory: loops that the callers cut into pieces and spread over threads.
+
+pub mod optimizer;

@@ -87,8 +87,8 @@ wheel: $(BIN)/maturin
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
 
 lint-python:
-	$(BIN)/ruff check python tests/python examples benches
-	$(BIN)/ruff format --check python tests/python examples benches
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy --config-file python/pyproject.toml --strict python/uform
 	$(BIN)/python -m mypy.stubtest --mypy-config-file python/pyproject.toml uform
 

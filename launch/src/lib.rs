@@ -42,17 +42,28 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
         Command::Launch(options) => launch::execute(&options, python),
     };
     result.unwrap_or_else(|failure| {
-        let text = format!("uform: error: {failure}\n");
-        // As above.
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        report(&format!("error: {failure}"));
         failure.exit_code()
     })
 }
 
 /// Writes the events that the filter in `UFORM_LOG` lets through to standard error; none without it.
 fn start_log() {
-    if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("UFORM_LOG") {
-        // A subscriber of the calling program stays in place.
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    if std::env::var_os("UFORM_LOG").is_none() {
+        return;
     }
+    match tracing_subscriber::EnvFilter::try_from_env("UFORM_LOG") {
+        // A subscriber of the calling program stays in place.
+        Ok(filter) => {
+            let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            let _ = log.try_init();
+        }
+        Err(error) => report(&format!("UFORM_LOG is no filter and is ignored: {error}")),
+    }
+}
+
+/// Writes one line to standard error.
+fn report(text: &str) {
+    // Nothing is left to tell if nobody reads it.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("uform: {text}\n").as_bytes());
 }

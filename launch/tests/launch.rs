@@ -342,6 +342,19 @@ fn nothing_is_left_when_the_launcher_is_killed() {
 }
 
 #[test]
+fn nothing_is_left_when_the_launcher_is_killed_while_it_starts() {
+    let folder = Folder::new();
+    for delay in (0..60).step_by(4) {
+        let mut command = Run::command(&["-n", "12", "sleep", "1000"]);
+        command.env("TMPDIR", &folder.0);
+        let run = Run::spawn(command);
+        std::thread::sleep(Duration::from_millis(delay));
+        run.signal(Signal::KILL);
+        run.until_gone();
+    }
+}
+
+#[test]
 fn a_killed_guard_is_replaced() {
     let run = Run::start(&["-n", "2", "sh", "-c", "echo ready; sleep 1000"]);
     run.until_written("ready", 2);

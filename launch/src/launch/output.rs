@@ -146,6 +146,7 @@ impl Pump {
     fn run(&mut self) -> LastLines {
         let mut buffer = vec![0; PIECE];
         loop {
+            let finishing = self.finishing;
             let ready = self.wait();
             // Messages before bytes: a notice sent after a process ended does not overtake what it wrote before,
             // since the pipes were looked at first.
@@ -156,7 +157,8 @@ impl Pump {
             }
             self.update_lines();
             self.receive();
-            if self.finishing && !ready.contains(&true) {
+            // Only a look that began after the last message shows that the pipes are empty.
+            if finishing && !ready.contains(&true) {
                 break;
             }
         }
@@ -178,13 +180,10 @@ impl Pump {
         let mut descriptors: Vec<PollFd<'_>> =
             self.sources.iter().map(|source| PollFd::new(&source.pipe, PollFlags::IN)).collect();
         descriptors.push(PollFd::new(&self.woken, PollFlags::IN));
-        match poll(&mut descriptors, pause.as_ref()) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Vec::new(),
-            Err(error) => {
-                tracing::error!(%error, "output is read with a delay");
+        while let Err(error) = poll(&mut descriptors, pause.as_ref()) {
+            // A signal; anything else (no memory) passes too.
+            if error != Errno::INTR {
                 std::thread::sleep(Duration::from_millis(100));
-                return Vec::new();
             }
         }
         descriptors.pop();

@@ -1,5 +1,8 @@
 //! How processes meet: each ends with the same roster, or each with an error that says why.
 
+pub mod memory;
+mod reason;
+
 use crate::error::{Error, Result};
 use crate::sys::Deadline;
 use crate::topology::Roster;

@@ -2,10 +2,13 @@
 //! launcher.
 
 pub mod communicator;
+pub mod device;
+pub mod environment;
 pub mod error;
 pub mod rendezvous;
 pub mod sys;
 pub mod topology;
 pub mod vocabulary;
 
+pub use environment::MeshOptions;
 pub use error::{Error, Result};

@@ -4,9 +4,14 @@
 //! answers `Unsupported` (see `absent`), so that no caller writes a cfg.
 #![allow(unsafe_code, reason = "the one room for it; every block names its fact")]
 
+pub mod absent;
+pub mod affinity;
+pub mod cgroup;
 pub mod checksum;
+pub mod cpu;
 mod deadline;
 pub mod disk;
+pub mod host;
 pub mod kernel;
 pub mod process;
 pub mod random;

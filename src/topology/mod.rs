@@ -4,10 +4,17 @@
 //! and findings, without a message.
 
 mod machine;
+mod placement;
+mod plan;
+mod run;
+mod tree;
 
 use serde::{Deserialize, Serialize};
 
 pub use machine::{Fabric, GpuDevice, GpuLink, MemoryDomain, Survey};
+pub use placement::{Placement, Request, Seeker, THREAD_LIMIT};
+pub use plan::{Group, Plan};
+pub use run::{Host, MeshDescription, RunGpu, Topology};
 
 use crate::vocabulary::Nonce;
 

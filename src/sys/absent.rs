@@ -1,0 +1,57 @@
+//! What this version, build or machine does not have, under the names that it will have.
+//!
+//! Every question here is answered: nothing is found, or the call is `Unsupported` with the reason.
+
+use crate::error::{Error, Result};
+
+/// The GPU runtimes and engines that were compiled in, in the fixed order of capability strings: none in this version.
+#[must_use]
+pub fn engines_compiled() -> Vec<String> {
+    Vec::new()
+}
+
+/// Those of them that this machine has, with versions: none in this version.
+#[must_use]
+pub fn engines_available() -> Vec<String> {
+    Vec::new()
+}
+
+/// Opens GPUs for an executor.
+///
+/// # Errors
+/// `Unsupported` always.
+pub fn open_gpus(what: &str) -> Result<()> {
+    Err(Error::unsupported(what, "GPU memory is not in this version; Executor::for_ram works on host memory"))
+}
+
+/// Loads NCCL or RCCL.
+///
+/// # Errors
+/// `Unsupported` always.
+pub fn open_ccl(what: &str) -> Result<()> {
+    Err(Error::unsupported(
+        what,
+        "NCCL and RCCL are not in this version; groups of one host use shared memory",
+    ))
+}
+
+/// Joins the MPI that the launcher started.
+///
+/// # Errors
+/// `Unsupported` always.
+pub fn open_mpi(what: &str) -> Result<()> {
+    Err(Error::unsupported(what, "MPI is not in this version; processes meet through a shared directory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_absence_is_an_answer() {
+        for answer in [open_gpus("for_vram"), open_ccl("a GPU group"), open_mpi("an MPI group")] {
+            let error = answer.expect_err("absent in this version");
+            assert!(error.to_string().contains("not in this version"), "{error}");
+        }
+    }
+}

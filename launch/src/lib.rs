@@ -1,10 +1,14 @@
 //! The commands of `uform`, one file each; the binary and the wheel's console script call [`run`].
 
+mod devices;
+mod failure;
 mod launch;
 
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
+
+use self::failure::Failure;
 
 /// Starts the processes of a run and looks at machines.
 #[derive(Parser)]
@@ -17,6 +21,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Launch(launch::Options),
+    Devices(devices::Options),
 }
 
 /// Runs one command and returns its exit code; errors are printed to standard error.
@@ -40,6 +45,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
     start_log();
     let result = match arguments.command {
         Command::Launch(options) => launch::execute(&options, python),
+        Command::Devices(options) => devices::execute(&options),
     };
     result.unwrap_or_else(|failure| {
         report(&format!("error: {failure}"));
@@ -66,4 +72,15 @@ fn start_log() {
 fn report(text: &str) {
     // Nothing is left to tell if nobody reads it.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("uform: {text}\n").as_bytes());
+}
+
+/// Writes a command's result to standard output.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()) {
+        // The reader had enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::system("write to standard output", error))
+        }
+        _ => Ok(()),
+    }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Failure;
+use crate::Failure;
 
 /// What the names of private folders begin with; the launcher's pid, its start in clock ticks and a nonce follow.
 const PREFIX: &str = "uform-launch-";

@@ -20,6 +20,7 @@ use self::folder::Meeting;
 use self::output::Output;
 use self::program::Program;
 use self::supervisor::{Signals, Supervisor};
+use crate::Failure;
 
 /// The most processes one launcher starts.
 const PROCESS_LIMIT: u64 = 1024;
@@ -66,44 +67,6 @@ pub(crate) struct Options {
     /// The program and its arguments; one that ends in .py is run by Python
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
-}
-
-/// What ends a launch before its processes do.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
-    /// There is no such program.
-    #[error("{program} is not there: {place}")]
-    Absent { program: String, place: String },
-    /// The program is there and cannot be run.
-    #[error("cannot run {program}: {reason}")]
-    NotRunnable { program: String, reason: String },
-    /// The limit on open files is too low for so many processes.
-    #[error(
-        "--processes {processes} needs {wanted} open files, the limit is {limit}; raise it (ulimit -n) or start fewer"
-    )]
-    Descriptors { processes: u64, wanted: u64, limit: u64 },
-    /// The system refused something.
-    #[error("cannot {action}: {source}")]
-    System { action: String, source: std::io::Error },
-    /// The core refused something.
-    #[error("{}", .0.chain())]
-    Core(#[from] uform::Error),
-}
-
-impl Failure {
-    fn system(action: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
-        Self::System { action: action.into(), source: source.into() }
-    }
-
-    /// The exit code that tells of this failure.
-    pub(crate) fn exit_code(&self) -> i32 {
-        match self {
-            Self::Absent { .. } => 127,
-            Self::NotRunnable { .. } => 126,
-            Self::Descriptors { .. } | Self::Core(uform::Error::Invalid { .. }) => 2,
-            Self::System { .. } | Self::Core(_) => 1,
-        }
-    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

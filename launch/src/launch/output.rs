@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::Failure;
 use super::line::Splitter;
 use super::supervisor::Event;
+use crate::Failure;
 
 /// How many last lines of each process are kept.
 const LAST_LINES: usize = 20;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{Access, access};
 
-use super::Failure;
+use crate::Failure;
 
 /// A program that can be run, and its arguments.
 #[derive(Debug)]

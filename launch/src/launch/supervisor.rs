@@ -9,10 +9,10 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Handle;
 
-use super::Failure;
 use super::child::{Guards, Member, describe, exit_code};
 use super::folder::Meeting;
 use super::output::{LastLines, Output, report};
+use crate::Failure;
 
 /// How often the processes and guards are looked at when no signal tells of a change.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,34 +2,39 @@
 
 use std::path::Path;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use uform::sys::affinity::{get_affinity, pin_current_thread};
 
 /// The share of each process.
 pub(super) struct Shares {
     /// One list per index; empty where nothing is narrowed.
     cores: Vec<Vec<u32>>,
-    /// The launcher's own mask, `None` where nothing is narrowed.
-    own: Option<CpuSet>,
-    thread_count: usize,
+    /// The launcher's own cores.
+    own: Vec<u32>,
+    /// The most threads for one process: its part of the cores' worth of time that the control groups allow.
+    thread_limit: usize,
 }
 
 impl Shares {
     /// Divides the cores of the calling thread's mask among `count` processes, unless `pin` is false.
     ///
-    /// Where the mask cannot be read (more cores than a mask of 1,024 holds) nothing is narrowed.
+    /// Where the mask cannot be read nothing is narrowed.
     pub(super) fn of_this_process(count: usize, pin: bool) -> Self {
-        let own = sched_getaffinity(None).ok();
-        let mut cores: Vec<u32> = own.iter().flat_map(members).collect();
-        cores.sort_by_key(|core| (neighbourhood(Path::new("/sys/devices/system/cpu"), *core), *core));
-        let available = match cores.len() {
+        let own = get_affinity().unwrap_or_else(|error| {
+            tracing::warn!("no process is narrowed to cores: {}", error.chain());
+            Vec::new()
+        });
+        let available = match own.len() {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             length => length,
         };
-        let thread_count = (available / count.max(1)).max(1);
-        if !pin || cores.is_empty() {
-            return Self { cores: vec![Vec::new(); count], own: None, thread_count };
-        }
-        Self { cores: divide(&cores, count), own, thread_count }
+        let quota = uform::device::quota_cores().and_then(|cores| usize::try_from(cores).ok());
+        let budget = (quota.map_or(available, |quota| quota.min(available)) / count.max(1)).max(1);
+        let mut cores = own.clone();
+        cores.sort_by_key(|core| (neighbourhood(Path::new("/sys/devices/system/cpu"), *core), *core));
+        let cores = if pin { divide(&cores, count) } else { vec![Vec::new(); count] };
+        // Without a quota a process's own cores are the limit, where it has some.
+        let thread_limit = if pin && quota.is_none() && !own.is_empty() { own.len() } else { budget };
+        Self { cores, own, thread_limit }
     }
 
     /// How many processes there are.
@@ -40,32 +45,26 @@ impl Shares {
     /// How many threads the process with this index can run at once.
     pub(super) fn thread_count(&self, index: usize) -> usize {
         match self.cores.get(index) {
-            Some(cores) if !cores.is_empty() => cores.len(),
-            _ => self.thread_count,
+            Some(cores) if !cores.is_empty() => cores.len().min(self.thread_limit),
+            _ => self.thread_limit,
         }
     }
 
     /// Calls `start` on a thread that is narrowed to the share, so that a process it starts is too.
     pub(super) fn within<T>(&self, index: usize, start: impl FnOnce() -> T) -> T {
-        let (Some(own), Some(share)) = (&self.own, self.cores.get(index)) else {
+        let Some(share) = self.cores.get(index).filter(|share| !share.is_empty()) else {
             return start();
         };
-        let mut mask = CpuSet::new();
-        share.iter().for_each(|core| mask.set(*core as usize));
-        if let Err(error) = sched_setaffinity(None, &mask) {
-            tracing::warn!(index, %error, "the process is not narrowed to its cores");
+        if let Err(error) = pin_current_thread(share) {
+            tracing::warn!(index, "the process is not narrowed to its cores: {}", error.chain());
             return start();
         }
         let result = start();
-        if let Err(error) = sched_setaffinity(None, own) {
-            tracing::warn!(%error, "the launcher stays on the cores of index {index}");
+        if let Err(error) = pin_current_thread(&self.own) {
+            tracing::warn!(index, "the launcher stays on the cores of this index: {}", error.chain());
         }
         result
     }
-}
-
-fn members(mask: &CpuSet) -> Vec<u32> {
-    (0..u32::try_from(CpuSet::MAX_CPU).unwrap_or(0)).filter(|core| mask.is_set(*core as usize)).collect()
 }
 
 /// Cuts `cores` into `count` runs whose lengths differ by one at most; shares one core each where there are fewer.

@@ -1,0 +1,390 @@
+//! Recorded rosters and what must follow from them, and properties that hold for every roster.
+//!
+//! A fixture under `tests/fixtures/topology` holds machines, their GPUs, members and findings, a line `---`, and the
+//! tree, plans, descriptions and placements of all members, or the error.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use proptest::prelude::*;
+use uform::topology::{
+    Fabric, Findings, GpuDevice, GpuLink, Introduction, Member, MemoryDomain, Placement, Plan, Process,
+    Request, Roster, Seeker, Survey, Topology,
+};
+use uform::vocabulary::{CpuClass, GpuClass, GpuVendor};
+
+/// `0-2,5` as numbers; empty for nothing.
+fn numbers(text: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().expect(text), last.parse().expect(text));
+        found.extend(first..=last);
+    }
+    found
+}
+
+fn indexes(text: &str) -> Vec<usize> {
+    numbers(text).into_iter().map(|number| number as usize).collect()
+}
+
+/// `GPU-{0-3}` as four names.
+fn names(text: &str) -> Vec<String> {
+    match text.split_once('{') {
+        Some((stem, range)) => {
+            numbers(range.trim_end_matches('}')).iter().map(|number| format!("{stem}{number}")).collect()
+        }
+        None => text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+    }
+}
+
+/// A roster with its findings and the cut asked for, as a fixture tells them.
+#[derive(Default)]
+struct Recorded {
+    machines: BTreeMap<String, Survey>,
+    members: Vec<Member>,
+    findings: Vec<Findings>,
+    cut: usize,
+}
+
+impl Recorded {
+    fn read(text: &str) -> Self {
+        let mut recorded = Self::default();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let mut words = line.split(' ');
+            let (kind, name) = (words.next().expect(line), words.next().expect(line));
+            let values = words.map(|word| word.split_once('=').expect(line)).collect::<BTreeMap<_, _>>();
+            let value = |key: &str| values.get(key).copied().unwrap_or_default();
+            match kind {
+                "machine" => recorded.machine(name, value),
+                "gpu" => recorded.gpus(name, value),
+                "member" => recorded.member(name, value),
+                "finding" => recorded.finding(name, value),
+                "cut" => recorded.cut = name.parse().expect(line),
+                _ => panic!("unknown line: {line}"),
+            }
+        }
+        recorded
+    }
+
+    fn machine<'a>(&mut self, name: &str, value: impl Fn(&str) -> &'a str) {
+        let domains = value("domains").split('/').enumerate().map(|(ordinal, cores)| MemoryDomain {
+            ordinal: ordinal as u32,
+            cores: numbers(cores),
+            memory_bytes: 16 << 30,
+        });
+        let domains = domains.collect::<Vec<_>>();
+        let survey = Survey {
+            host_name: name.to_owned(),
+            boot_id: value("boot").to_owned(),
+            cores: domains.iter().flat_map(|domain| domain.cores.clone()).collect(),
+            memory_domains: domains,
+            cpu_classes: vec![CpuClass::Serial, CpuClass::IntelHaswell],
+            gpus: Vec::new(),
+        };
+        self.machines.insert(name.to_owned(), survey);
+    }
+
+    fn gpus<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
+        let gpu_class = GpuClass::from_name(value("class"));
+        let fabric = value("fabric").split_once(':').map(|(cluster, rest)| {
+            let (clique, state) = rest.split_once(':').expect("fabric=cluster:clique:state");
+            Fabric {
+                cluster: cluster.into(),
+                clique: clique.parse().expect("clique"),
+                complete: state == "complete",
+            }
+        });
+        let links =
+            names(value("links")).into_iter().map(|peer| GpuLink { peer, count: 18 }).collect::<Vec<_>>();
+        for identity in names(value("id")) {
+            let survey = self.machines.get_mut(machine).expect("the machine comes first");
+            survey.gpus.push(GpuDevice {
+                vendor: GpuVendor::from_name(value("vendor")).unwrap_or(GpuVendor::Nvidia),
+                vendor_ordinal: survey.gpus.len() as u32,
+                gpu_class,
+                compute_units: 100,
+                memory_bytes: 80 << 30,
+                name: value("name").to_owned(),
+                links: links.iter().filter(|link| link.peer != identity).cloned().collect(),
+                identity,
+                pci_address: String::new(),
+                memory_domain: None,
+                multicast: value("multicast") == "yes",
+                fabric: fabric.clone(),
+            });
+        }
+    }
+
+    fn member<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
+        let survey = self.machines.get(machine).expect("the machine comes first").clone();
+        let index = self.members.len();
+        let introduction = Introduction {
+            process: Process {
+                host_name: survey.host_name.clone(),
+                boot_id: survey.boot_id.clone(),
+                pid: 100 + index as u32,
+                start_ticks: 7,
+                command: "train".into(),
+            },
+            cores: if value("cores").is_empty() { survey.cores.clone() } else { numbers(value("cores")) },
+            quota_cores: value("quota").parse().ok(),
+            visible_gpus: names(value("gpus")),
+            socket: String::new(),
+            launcher: "torchrun".into(),
+            local_index: None,
+            survey,
+        };
+        self.members.push(Member { index, nonce: format!("nonce-{index}"), introduction });
+    }
+
+    /// One finding for each of the members named.
+    fn finding<'a>(&mut self, members: &str, value: impl Fn(&str) -> &'a str) {
+        self.findings.resize(self.members.len(), Findings::default());
+        for index in indexes(members) {
+            self.findings[index] = Findings {
+                opened: indexes(value("opened")),
+                readable: indexes(value("readable")),
+                multicast: value("multicast").parse().ok(),
+            };
+        }
+    }
+
+    fn outcome(&self) -> String {
+        let roster = Roster { run: "recorded".into(), members: self.members.clone() };
+        let topology = match Topology::derive(&roster, &self.findings, self.cut) {
+            Ok(topology) => topology,
+            Err(error) => return format!("error: {error}\n"),
+        };
+        // The same input gives the same value, and its JSON can be read.
+        assert_eq!(
+            Ok(&topology),
+            Topology::derive(&roster, &self.findings, self.cut).as_ref().map_err(|_| ())
+        );
+        let json: serde_json::Value = serde_json::from_str(&topology.to_json()).expect("valid JSON");
+        assert_eq!(json["count"], self.members.len());
+        let mut text = topology.to_string();
+        for index in 0..topology.count() {
+            let own = topology.describe(index);
+            let plan = Plan::derive(&topology, index);
+            let placement =
+                Placement::derive(&Request::of(&topology, index).expect("a member")).expect("a placement");
+            let groups = plan
+                .groups
+                .iter()
+                .map(|group| format!("{} {:?} seat {}", group.name, group.seats, group.own));
+            writeln!(
+                text,
+                "{index}: gpus {} of {} from {}, domain {}, {} {}; plan {}; {} threads on {:?}, domains {:?}, devices {:?}",
+                own.gpus_per_host_domain,
+                own.gpus_per_colocated_domain,
+                own.first_gpu_index,
+                own.gpus_per_multimem_domain,
+                own.multimem_tier,
+                own.gpu_class.map_or("none", GpuClass::name),
+                groups.collect::<Vec<_>>().join(", "),
+                placement.threads,
+                placement.cores,
+                placement.memory_domains,
+                placement.devices,
+            )
+            .expect("a String takes everything");
+        }
+        text
+    }
+}
+
+#[test]
+fn fixtures_give_what_they_say() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/topology");
+    let mut seen = 0;
+    let mut wrong = String::new();
+    for entry in std::fs::read_dir(&folder).expect("the fixtures are there") {
+        let path = entry.expect("a readable folder").path();
+        let text = std::fs::read_to_string(&path).expect("a readable fixture");
+        let (input, expected) = text.split_once("---\n").expect("a line --- between input and outcome");
+        let outcome = Recorded::read(input).outcome();
+        if outcome != expected {
+            write!(wrong, "{}:\n{outcome}---\n", path.display()).expect("a String takes everything");
+        }
+        seen += 1;
+    }
+    assert!(wrong.is_empty(), "what follows from these is:\n{wrong}");
+    assert!(seen >= 8, "{seen} fixtures");
+}
+
+/// Runs of 1 to 12 processes on 1 to 3 machines, each with a mask, some with a quota, with any findings.
+fn runs() -> impl Strategy<Value = Recorded> {
+    let member =
+        (0..3_usize, proptest::collection::btree_set(0..8_u32, 1..8), proptest::option::of(1..6_u32));
+    proptest::collection::vec((member, proptest::collection::vec(any::<bool>(), 12)), 1..12).prop_map(
+        |members| {
+            let mut recorded = Recorded::default();
+            for machine in 0..3 {
+                let boot = format!("boot-{machine}");
+                let value = move |key: &str| if key == "boot" { boot.clone() } else { "0-3/4-7".to_owned() };
+                let (boot, domains) = (value("boot"), value("domains"));
+                recorded.machine(&format!("m{machine}"), |key| if key == "boot" { &boot } else { &domains });
+            }
+            let count = members.len();
+            for ((machine, cores, quota), opens) in members {
+                let quota = quota.map_or_else(String::new, |quota| quota.to_string());
+                let cores = cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+                recorded.member(&format!("m{machine}"), |key| match key {
+                    "cores" => &cores,
+                    "quota" => &quota,
+                    _ => "",
+                });
+                let opened = (0..count).filter(|other| opens[*other]).collect();
+                recorded.findings.push(Findings { opened, ..Findings::default() });
+            }
+            recorded
+        },
+    )
+}
+
+impl std::fmt::Debug for Recorded {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_list().entries(self.members.iter().zip(&self.findings)).finish()
+    }
+}
+
+proptest! {
+    #[test]
+    fn hosts_and_seats_partition_the_run(recorded in runs()) {
+        let roster = Roster { run: "any".into(), members: recorded.members.clone() };
+        let topology = Topology::derive(&roster, &recorded.findings, 0).expect("a sound roster");
+        let mut members = topology.hosts().iter().flat_map(|host| host.members.clone()).collect::<Vec<_>>();
+        members.sort_unstable();
+        prop_assert_eq!(members, (0..topology.count()).collect::<Vec<_>>());
+        for host in topology.hosts() {
+            for (one, other) in host.members.iter().flat_map(|one| host.members.iter().map(move |other| (one, other))) {
+                prop_assert!(one == other || recorded.findings[*one].opened.contains(other));
+                prop_assert_eq!(topology.survey(*one), topology.survey(*other));
+            }
+        }
+        // Of each tier, the groups of all members are the same or have no seat in common.
+        let mut tiers = BTreeMap::<String, BTreeSet<Vec<usize>>>::new();
+        for index in 0..topology.count() {
+            let plan = Plan::derive(&topology, index);
+            prop_assert_eq!(plan.world().seats.len(), topology.count());
+            prop_assert!(plan.groups.windows(2).all(|pair| pair[0].seats.len() <= pair[1].seats.len()));
+            for group in plan.groups.iter().chain([plan.world()]) {
+                prop_assert_eq!(group.seats[group.own], index);
+                tiers.entry(group.name.clone()).or_default().insert(group.seats.clone());
+            }
+        }
+        for groups in tiers.values() {
+            let seats = groups.iter().map(Vec::len).sum::<usize>();
+            prop_assert_eq!(groups.iter().flatten().collect::<BTreeSet<_>>().len(), seats);
+        }
+    }
+
+    #[test]
+    fn placements_stay_in_masks_and_apart(recorded in runs()) {
+        let roster = Roster { run: "any".into(), members: recorded.members.clone() };
+        let topology = Topology::derive(&roster, &recorded.findings, 0).expect("a sound roster");
+        let mut taken = BTreeMap::<(String, u32), usize>::new();
+        for member in topology.members() {
+            let request = Request::of(&topology, member.index).expect("a member");
+            let placement = Placement::derive(&request).expect("a placement");
+            let introduction = &member.introduction;
+            prop_assert!(placement.threads >= 1 && placement.threads == placement.cores.len());
+            prop_assert!(introduction.quota_cores.is_none_or(|quota| placement.threads <= quota as usize));
+            prop_assert!(placement.cores.iter().all(|core| introduction.cores.contains(core)));
+            // Where everybody's mask has room for all, nobody shares a core.
+            let narrow = request.seekers.iter().any(|seeker| seeker.cores.len() < request.seekers.len());
+            for core in &placement.cores {
+                let other = taken.insert((introduction.process.boot_id.clone(), *core), member.index);
+                prop_assert!(other.is_none() || narrow, "core {} of {:?} and {}", core, other, member.index);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_masks_are_cut_evenly_and_gpus_add_up(count in 1..9_usize, cores in 1..33_u32, gpus in 0..17_usize) {
+        let gpus = if gpus < count { 0 } else { gpus };
+        let cores = format!("0-{}", cores - 1);
+        let range = if gpus == 0 { String::new() } else { format!("GPU-{{0-{}}}", gpus - 1) };
+        let mut recorded = Recorded::default();
+        recorded.machine("m", |key| if key == "boot" { "b" } else { &cores });
+        recorded.gpus("m", |key| if key == "id" { &range } else { "" });
+        for _ in 0..count {
+            recorded.member("m", |key| if key == "gpus" { &range } else { "" });
+        }
+        recorded.findings = vec![Findings::default(); count];
+        let roster = Roster { run: "any".into(), members: recorded.members };
+        let topology = Topology::derive(&roster, &recorded.findings, 0).expect("a sound roster");
+        let mut sum = 0;
+        let mut sizes = BTreeSet::new();
+        for index in 0..count {
+            let own = topology.describe(index);
+            prop_assert_eq!(own.first_gpu_index, sum);
+            sum += own.gpus_per_host_domain;
+            let placement = Placement::derive(&Request::of(&topology, index).expect("a member")).expect("a placement");
+            prop_assert_eq!(placement.devices.len(), own.gpus_per_host_domain);
+            sizes.insert(placement.threads);
+        }
+        prop_assert_eq!(sum, gpus);
+        prop_assert!(sizes.last().expect("a member") - sizes.first().expect("a member") <= 1);
+    }
+}
+
+fn seeker(cores: &str, quota_cores: Option<u32>) -> Seeker {
+    Seeker {
+        index: 0,
+        name: "index 0".into(),
+        boot_id: "b".into(),
+        cores: numbers(cores),
+        quota_cores,
+        visible_gpus: Vec::new(),
+    }
+}
+
+fn two_domains() -> Vec<MemoryDomain> {
+    let domain = |ordinal, cores| MemoryDomain { ordinal, cores: numbers(cores), memory_bytes: 1 << 30 };
+    vec![domain(0, "0-3"), domain(3, "4-7")]
+}
+
+#[test]
+fn a_lone_process_takes_what_it_may() {
+    let table = [
+        ("0-7", None, 0, None, 8, "0-7", "0,3"),
+        ("0-7", Some(2), 0, None, 2, "0-1", "0"),
+        ("2,5", None, 0, None, 2, "2,5", "0,3"),
+        ("0-7", None, 3, None, 3, "0-2", "0"),
+        ("0", None, 3, None, 3, "0", "0"),
+        ("0-7", Some(1), 4, None, 4, "0-3", "0"),
+        ("0-7", None, 0, Some(vec![3]), 4, "4-7", "3"),
+        ("3-4", None, 0, Some(vec![3, 0, 3]), 2, "3-4", "0,3"),
+    ];
+    for (mask, quota, threads, memory_domains, expected, cores, domains) in table {
+        let mut request = Request::alone(seeker(mask, quota), two_domains());
+        request.threads = threads;
+        request.memory_domains = memory_domains;
+        let placement = Placement::derive(&request).expect("a placement");
+        assert_eq!(placement.threads, expected, "{request:?}");
+        assert_eq!(
+            (placement.cores, placement.memory_domains),
+            (numbers(cores), numbers(domains)),
+            "{request:?}"
+        );
+    }
+}
+
+#[test]
+fn wrong_requests_say_what_there_is() {
+    let refused = |change: fn(&mut Request)| {
+        let mut request = Request::alone(seeker("0-3", None), two_domains());
+        change(&mut request);
+        Placement::derive(&request).expect_err("refused").to_string()
+    };
+    let text = refused(|request| request.memory_domains = Some(vec![1]));
+    assert!(text.starts_with("memory_domains = [1]") && text.ends_with("this machine has 0, 3"), "{text}");
+    let text = refused(|request| request.memory_domains = Some(Vec::new()));
+    assert!(text.starts_with("memory_domains = []") && text.ends_with("this machine has 0, 3"), "{text}");
+    let text = refused(|request| request.memory_domains = Some(vec![3]));
+    assert!(text.contains("none of the cores [0, 1, 2, 3]"), "{text}");
+    let text = refused(|request| request.threads = 5000);
+    assert!(text.starts_with("threads = 5000") && text.contains("4096"), "{text}");
+}

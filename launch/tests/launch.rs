@@ -378,7 +378,7 @@ fn nothing_is_left_when_guards_are_killed_and_the_launcher_ends() {
 fn what_a_process_leaves_behind_is_ended() {
     let ended = run(&["-n", "2", "sh", "-c", "sleep 1000 & exit 0"]);
     assert_eq!(ended.code, 0);
-    assert!(ended.err.contains("ending 2 processes that were left behind"), "{}", ended.err);
+    assert!(ended.err.contains("ending what processes left behind (2)"), "{}", ended.err);
 }
 
 #[test]

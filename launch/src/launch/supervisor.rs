@@ -263,10 +263,8 @@ impl<'a> Supervisor<'a> {
         let grace =
             self.grace.map_or_else(String::new, |grace| format!(", SIGKILL after {} s", grace.as_secs_f64()));
         let how = describe(first.status);
-        output.notice(format!(
-            "index {} failed: {how}; stopping {others} others (SIGTERM{grace})",
-            first.index
-        ));
+        output
+            .notice(format!("index {} failed: {how}; stopping {others} more (SIGTERM{grace})", first.index));
         self.signal_groups(Signal::TERM);
         self.kill_within(self.grace);
     }
@@ -287,7 +285,7 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let left = self.left_behind();
-        output.notice(format!("ending {} processes that were left behind: pid {}", left.len(), join(&left)));
+        output.notice(format!("ending what processes left behind ({}): pid {}", left.len(), join(&left)));
         if !self.stopping {
             self.signal_groups(Signal::TERM);
         }

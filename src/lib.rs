@@ -5,6 +5,7 @@ pub mod communicator;
 pub mod device;
 pub mod environment;
 pub mod error;
+pub mod executor;
 pub mod rendezvous;
 pub mod sys;
 pub mod topology;
@@ -12,3 +13,7 @@ pub mod vocabulary;
 
 pub use environment::MeshOptions;
 pub use error::{Error, Result};
+pub use executor::{Executor, HostOptions};
+pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
+pub use topology::{GpuDevice, MeshDescription, Topology};
+pub use vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp, Status, Verb};

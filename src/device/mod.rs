@@ -51,7 +51,7 @@ pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
             start_ticks: process::start_ticks(pid).unwrap_or(0),
             command: process::command(),
         },
-        cores: affinity::get_affinity()?,
+        cores: usable_cores()?,
         quota_cores: quota_cores(),
         visible_gpus: gpu_devices().into_iter().map(|device| device.identity).collect(),
         socket,
@@ -59,6 +59,14 @@ pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
         local_index: launch.local_index.as_ref().map(|local| local.value),
         survey,
     })
+}
+
+/// The cores that this thread's mask allows.
+///
+/// # Errors
+/// `Io` if the system does not tell.
+pub fn usable_cores() -> Result<Vec<u32>> {
+    affinity::get_affinity()
 }
 
 /// The whole cores' worth of time that this process's control groups allow, at least 1; `None` without a quota.

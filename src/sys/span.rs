@@ -196,6 +196,14 @@ impl<'a> SpanMut<'a> {
     /// # Errors
     /// `Invalid` if the range is not within.
     pub fn part(&mut self, range: Range<usize>) -> Result<SpanMut<'_>> {
+        self.reborrow().into_part(range)
+    }
+
+    /// A part of it, for as long as the whole was lent.
+    ///
+    /// # Errors
+    /// `Invalid` if the range is not within.
+    pub fn into_part(self, range: Range<usize>) -> Result<SpanMut<'a>> {
         check(&range, self.byte_count)?;
         Ok(SpanMut {
             pointer: self.pointer.wrapping_add(range.start),

@@ -16,6 +16,7 @@ pub use placement::{Placement, Request, Seeker, THREAD_LIMIT};
 pub use plan::{Group, Plan};
 pub use run::{Host, MeshDescription, RunGpu, Topology};
 
+use crate::error::{Error, Result};
 use crate::vocabulary::Nonce;
 
 /// One process as others may identify it.
@@ -100,4 +101,26 @@ pub struct Findings {
     /// Whether its part of a trial multicast object could be made and bound; `None` if it was not tried.
     #[serde(default)]
     pub multicast: Option<bool>,
+}
+
+impl Findings {
+    /// The bytes that go to the other members.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Lists of numbers in a vector of bytes: nothing here can fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// What the member with this index sent.
+    ///
+    /// # Errors
+    /// `Disagreed` naming the member, for bytes that are no findings: it runs another version.
+    pub fn from_bytes(bytes: &[u8], index: usize) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|error| Error::Disagreed {
+            field: "the form of findings".to_owned(),
+            mine: format!("version {}", env!("CARGO_PKG_VERSION")),
+            theirs: format!("sent what this version cannot read ({error})"),
+            index,
+        })
+    }
 }

@@ -1,0 +1,104 @@
+//! Host threads: a rayon pool of a placement's size, each thread pinned to the placement's cores.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::{Error, Missing, Result};
+use crate::sys::{Deadline, affinity};
+use crate::topology::Placement;
+use crate::vocabulary::CpuClass;
+
+/// What a caller asks of an executor of host threads; the default asks for this process's core budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostOptions {
+    /// How many threads; 0 is the core budget: affinity, cgroup quota and the share among members of the host.
+    pub threads: usize,
+    /// The memory domains (NUMA nodes) to sit on; `None` for all that this process's cores touch.
+    pub memory_domains: Option<Vec<u32>>,
+    /// How many deferred calls may wait behind the one that holds the executor.
+    pub deferred_limit: usize,
+    /// The class that kernels dispatch as; `None` takes the best that is compiled and available.
+    pub cpu_class: Option<CpuClass>,
+}
+
+/// A pool whose threads can be waited for.
+pub(super) struct Pool {
+    pub(super) workers: Arc<rayon::ThreadPool>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts the threads; thread i runs on core i of the placement, counted around.
+    pub(super) fn open(placement: &Placement) -> Result<Self> {
+        let handles = Arc::new(Mutex::new(Vec::with_capacity(placement.threads)));
+        let started = Arc::clone(&handles);
+        let cores = placement.cores.clone();
+        let workers = rayon::ThreadPoolBuilder::new()
+            .num_threads(placement.threads)
+            .thread_name(|index| format!("uform-{index}"))
+            .spawn_handler(move |thread| {
+                let seat = seat_cores(&cores, thread.index());
+                let mut builder = std::thread::Builder::new();
+                if let Some(name) = thread.name() {
+                    builder = builder.name(name.to_owned());
+                }
+                let handle = builder.spawn(move || {
+                    // A sandbox may forbid pinning; the thread then runs within the process's mask, which is right too.
+                    if let Err(error) = affinity::pin_current_thread(&seat) {
+                        tracing::debug!(%error, "a pool thread is not pinned");
+                    }
+                    thread.run();
+                })?;
+                started.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+                Ok(())
+            })
+            .build()
+            .map_err(|error| Error::Exhausted {
+                place: format!("this process's thread limit ({error})"),
+                wanted_bytes: placement.threads as u64 * 8 * 1024 * 1024,
+                free_bytes: 0,
+                remedy: "ask for fewer threads, or raise `ulimit -u` or the pids cgroup".to_owned(),
+            })?;
+        let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Self { workers: Arc::new(workers), handles })
+    }
+
+    /// Ends the threads and waits for them.
+    ///
+    /// The caller makes sure that no call uses the pool: a thread ends only when its work is done.
+    pub(super) fn close(self, deadline: &Deadline<'_>) -> Result<()> {
+        drop(self.workers);
+        let mut pause = Duration::from_micros(50);
+        while self.handles.iter().any(|handle| !handle.is_finished()) {
+            deadline.check("closing an executor's threads", Vec::<Missing>::new)?;
+            std::thread::sleep(pause.min(deadline.pause()));
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+        for handle in self.handles {
+            // A panic in a pool thread was reported where it happened.
+            let _ = handle.join();
+        }
+        Ok(())
+    }
+}
+
+/// The cores of one thread: one core where there is one for each thread, else all of them.
+fn seat_cores(cores: &[u32], thread: usize) -> Vec<u32> {
+    match cores.get(thread) {
+        Some(core) => vec![*core],
+        None => cores.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_beyond_the_cores_float() {
+        assert_eq!(seat_cores(&[2, 5], 1), [5]);
+        assert_eq!(seat_cores(&[2, 5], 2), [2, 5]);
+        assert!(seat_cores(&[], 0).is_empty());
+    }
+}

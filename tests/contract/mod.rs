@@ -1,5 +1,7 @@
 //! What prose promises, held by a test: layers, names and numbers, documents, examples.
 
+mod documents;
 mod layers;
+mod names;
 mod source;
 mod topology;

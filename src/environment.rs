@@ -101,7 +101,9 @@ impl HostFacts {
             path.is_absolute()
                 && std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid)
         });
-        Self { uid, runtime_folder, temporary_folder: std::env::temp_dir() }
+        // A relative TMPDIR, or an empty one, would be another folder in each process.
+        let temporary_folder = Some(std::env::temp_dir()).filter(|path| path.is_absolute());
+        Self { uid, runtime_folder, temporary_folder: temporary_folder.unwrap_or_else(|| "/tmp".into()) }
     }
 
     /// The folder of this user alone in which runs of one host meet.

@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 PYTHON ?= python3
-VENV := $(CURDIR)/.venv
+VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := python/requirements-dev.txt
 DENY_VERSION := 0.20.2
@@ -71,7 +71,7 @@ $(BIN)/maturin: $(REQUIREMENTS)
 		{ echo "$(PYTHON) is older than Python 3.11; name another with 'make PYTHON=...'" >&2; exit 1; }
 	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null; \
 		else \
 			echo "Python has no venv module: install it (Debian: apt-get install python3-venv)" >&2; exit 1; \
 		fi; \

@@ -1,6 +1,7 @@
 //! Collective operations and data-parallel training over host and GPU memory, with one mesh bootstrap for every
 //! launcher.
 
+pub mod checkpoint;
 pub mod communicator;
 pub mod device;
 pub mod environment;

@@ -430,6 +430,7 @@ fn open(path: &Path) -> Result<(File, u64)> {
 #[derive(Debug)]
 struct Extent {
     elements: Range<usize>,
+    element_bytes: usize,
     file: usize,
     offset: u64,
 }
@@ -492,7 +493,8 @@ impl Contents {
             };
             let end = start.checked_add(count).ok_or_else(unknown)?;
             let offset = 8 + header + info.data_offsets.0 as u64;
-            let extent = Extent { elements: start..end, file: self.paths.len(), offset };
+            let (element_bytes, file) = (dtype.size_bytes(), self.paths.len());
+            let extent = Extent { elements: start..end, element_bytes, file, offset };
             self.extents.entry((kind.to_owned(), parameter.to_owned())).or_default().push(extent);
         }
         self.paths.push(path);
@@ -527,12 +529,12 @@ impl Contents {
         kind: &str,
         name: &str,
         start: usize,
-        element_bytes: usize,
         target: &mut SpanMut<'_>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        let wanted = start..start + target.byte_count() / element_bytes.max(1);
         let extents = self.extents.get(&(kind.to_owned(), name.to_owned())).map_or(&[][..], Vec::as_slice);
+        let element_bytes = extents.first().map_or(1, |extent| extent.element_bytes);
+        let wanted = start..start + target.byte_count() / element_bytes;
         let first = extents.partition_point(|extent| extent.elements.end <= wanted.start);
         let mut done = wanted.start;
         for extent in &extents[first.min(extents.len())..] {
@@ -632,13 +634,13 @@ mod tests {
         for range in [0..15, 2..7, 4..4, 14..15] {
             let mut values = vec![0f32; range.len()];
             let mut target = SpanMut::of(&mut values);
-            contents.read("momentum", "w:1", range.start, 4, &mut target, &deadline()).unwrap();
+            contents.read("momentum", "w:1", range.start, &mut target, &deadline()).unwrap();
             assert_eq!(values, range.map(|position| position as f32 + 9.0).collect::<Vec<_>>());
         }
         let mut one = [0f64];
-        contents.read(PARAMETER, "z", 0, 8, &mut SpanMut::of(&mut one), &deadline()).unwrap();
+        contents.read(PARAMETER, "z", 0, &mut SpanMut::of(&mut one), &deadline()).unwrap();
         assert_eq!(one, [3.0]);
-        let past = contents.read(PARAMETER, "z", 1, 8, &mut SpanMut::of(&mut one), &deadline());
+        let past = contents.read(PARAMETER, "z", 1, &mut SpanMut::of(&mut one), &deadline());
         assert!(matches!(past, Err(Error::Corrupt { .. })));
     }
 

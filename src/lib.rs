@@ -10,6 +10,7 @@ pub mod executor;
 pub mod rendezvous;
 pub mod sys;
 pub mod topology;
+pub mod trainer;
 pub mod vocabulary;
 
 pub use environment::MeshOptions;
@@ -17,4 +18,5 @@ pub use error::{Error, Result};
 pub use executor::{Executor, HostOptions};
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
 pub use topology::{GpuDevice, MeshDescription, Topology};
+pub use trainer::{Optimizer, Parameter, StepReport, Trainer};
 pub use vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp, Status, Verb};

@@ -9,20 +9,20 @@ use crate::error::{Error, Result};
 use crate::vocabulary::Dtype;
 
 /// What offsets and shards are multiples of: one cache line, so that no two members write the same one.
-pub const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// The element types that can be trained, in the order of their regions.
 const TRAINED: [Dtype; 2] = [Dtype::F64, Dtype::F32];
 
 /// A parameter as a member declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Its name, unique in the trainer.
-    pub name: String,
+    pub(crate) name: String,
     /// Its extents; empty for a scalar.
-    pub extents: Vec<usize>,
+    pub(crate) extents: Vec<usize>,
     /// Its element type.
-    pub dtype: Dtype,
+    pub(crate) dtype: Dtype,
 }
 
 impl std::fmt::Display for Shape {
@@ -33,36 +33,36 @@ impl std::fmt::Display for Shape {
 
 /// A parameter with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// What was declared.
-    pub shape: Shape,
+    pub(crate) shape: Shape,
     /// Where its first byte is.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// How many elements it has.
-    pub element_count: usize,
+    pub(crate) element_count: usize,
 }
 
 impl Entry {
     /// The bytes it covers.
     #[must_use]
-    pub fn bytes(&self) -> Range<usize> {
+    pub(crate) fn bytes(&self) -> Range<usize> {
         self.offset..self.offset + self.element_count * self.shape.dtype.size_bytes()
     }
 }
 
 /// The parameters of one element type, side by side, with unused elements between them that stay zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
+pub(crate) struct Region {
     /// The element type.
-    pub dtype: Dtype,
+    pub(crate) dtype: Dtype,
     /// The bytes it covers; both ends are multiples of [`ALIGNMENT`].
-    pub bytes: Range<usize>,
+    pub(crate) bytes: Range<usize>,
 }
 
 impl Region {
     /// The bytes of it that `seat` of `count` owns: whole cache lines, none for some members of a small region.
     #[must_use]
-    pub fn shard(&self, seat: usize, count: usize) -> Range<usize> {
+    pub(crate) fn shard(&self, seat: usize, count: usize) -> Range<usize> {
         let lines = (self.bytes.end - self.bytes.start) / ALIGNMENT;
         // In 128 bits, since the product of two sizes may pass 64.
         let cut = |position: usize| {
@@ -75,13 +75,13 @@ impl Region {
 
 /// All parameters of a trainer with their places, ordered by element type and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// The parameters.
-    pub entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     /// One region for each element type that occurs.
-    pub regions: Vec<Region>,
+    pub(crate) regions: Vec<Region>,
     /// The size of the whole.
-    pub byte_count: usize,
+    pub(crate) byte_count: usize,
 }
 
 impl Layout {
@@ -90,7 +90,7 @@ impl Layout {
     /// # Errors
     /// `Invalid` for no parameter, two of one name, an empty name, or more elements than memory can hold; `Unsupported`
     /// for an element type that cannot be trained.
-    pub fn derive(shapes: &[Shape]) -> Result<Self> {
+    pub(crate) fn derive(shapes: &[Shape]) -> Result<Self> {
         let mut names = BTreeSet::new();
         for shape in shapes {
             if shape.name.is_empty() || !names.insert(&shape.name) {
@@ -124,16 +124,17 @@ impl Layout {
 
     /// The parameter of this name.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<&Entry> {
+    pub(crate) fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.shape.name == name)
     }
 
     /// The first parameter in which two sets differ: its name, what is here and what is there.
     #[must_use]
-    pub fn difference(mine: &[Shape], theirs: &[Shape]) -> Option<(String, String, String)> {
+    pub(crate) fn difference(mine: &[Shape], theirs: &[Shape]) -> Option<(String, String, String)> {
         let find = |shapes: &[Shape], name: &str| shapes.iter().find(|shape| shape.name == name).cloned();
         let names = mine.iter().chain(theirs).map(|shape| shape.name.as_str()).collect::<BTreeSet<_>>();
-        let word = |shape: Option<Shape>| shape.map_or("no such parameter".to_owned(), |shape| shape.to_string());
+        let word =
+            |shape: Option<Shape>| shape.map_or("no such parameter".to_owned(), |shape| shape.to_string());
         names.into_iter().find_map(|name| {
             let (here, there) = (find(mine, name), find(theirs, name));
             (here != there).then(|| (name.to_owned(), word(here), word(there)))

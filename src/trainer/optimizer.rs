@@ -83,7 +83,8 @@ impl Optimizer {
         for (name, value) in self.hyper_parameters() {
             let decay = name.starts_with("beta");
             if !value.is_finite() || value < 0.0 || (decay && value >= 1.0) {
-                let reason = if decay { "must be at least 0 and below 1" } else { "must be finite, 0 or more" };
+                let reason =
+                    if decay { "must be at least 0 and below 1" } else { "must be finite, 0 or more" };
                 return Err(Error::invalid(name, value, "argument", reason));
             }
         }
@@ -159,7 +160,8 @@ impl Buffer {
 mod tests {
     use super::*;
 
-    const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+    const SGD: Optimizer =
+        Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
     #[test]
     fn numbers_that_make_no_sense_are_refused_by_name() {
@@ -176,9 +178,17 @@ mod tests {
             (adamw(1.0, 1e-8), "beta1"),
             (adamw(0.9, f64::NAN), "epsilon"),
             (adamw(0.9, -1.0), "epsilon"),
-            (Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: true, weight_decay: 0.0 }, "nesterov"),
             (
-                Optimizer::Sgd { learning_rate: f64::INFINITY, momentum: 0.0, nesterov: false, weight_decay: 0.0 },
+                Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: true, weight_decay: 0.0 },
+                "nesterov",
+            ),
+            (
+                Optimizer::Sgd {
+                    learning_rate: f64::INFINITY,
+                    momentum: 0.0,
+                    nesterov: false,
+                    weight_decay: 0.0,
+                },
                 "learning_rate",
             ),
         ] {

@@ -1,0 +1,527 @@
+//! Data-parallel training: parameters shared, gradients per member, one fused step for reduction and update.
+//!
+//! On a host one copy of the parameters serves all processes. Each member writes gradients into its own part of an arena
+//! that the others read directly, and owns a shard of all parameters: it alone reduces and updates it, and it alone
+//! keeps the optimizer's state for it.
+
+mod agreement;
+mod bucket;
+mod optimizer;
+mod step;
+mod storage;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::communicator::{Communicator, SharedArena};
+use crate::error::{Error, Result};
+use crate::sys::{Deadline, Element, Span, SpanMut};
+use crate::vocabulary::Dtype;
+
+use agreement::{Contribution, Entry, Members, pack, unpack};
+use bucket::{ALIGNMENT, Layout, Region, Shape};
+use optimizer::Buffer;
+
+pub use optimizer::Optimizer;
+pub use step::StepReport;
+
+/// One parameter as a member declares it.
+#[derive(Clone, Debug)]
+pub struct Parameter<'a> {
+    /// Its name, unique in the trainer.
+    pub name: String,
+    /// Its extents; empty for a scalar, any of them may be 0.
+    pub shape: Vec<usize>,
+    /// Its element type, F32 or F64.
+    pub dtype: Dtype,
+    /// Its initial values in row-major order; `None` for zeros. Those of index 0 count.
+    pub values: Option<Span<'a>>,
+}
+
+/// A parameter for reading; it keeps the memory alive.
+#[derive(Clone)]
+pub struct View(ViewMut);
+
+impl View {
+    /// The elements in row-major order. They change in `step`, `load` and index 0's `edit` only.
+    ///
+    /// # Errors
+    /// `Closed` if the memory is gone.
+    pub fn span(&self) -> Result<Span<'_>> {
+        part(&*self.0.arena, self.0.seat)?.part(self.0.bytes.clone())
+    }
+
+    /// The extents.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.0.dtype
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Errors
+    /// `Invalid` for another element type.
+    pub fn to_vec<T: Element + Default>(&self) -> Result<Vec<T>> {
+        check_dtype::<T>(self.dtype())?;
+        let span = self.span()?;
+        let mut values = vec![T::default(); span.byte_count() / size_of::<T>()];
+        SpanMut::of(&mut values).copy_from(span)?;
+        Ok(values)
+    }
+}
+
+/// A gradient, or a parameter in `edit`, for writing; it keeps the memory alive.
+#[derive(Clone)]
+pub struct ViewMut {
+    arena: Arc<dyn SharedArena>,
+    seat: usize,
+    bytes: std::ops::Range<usize>,
+    shape: Vec<usize>,
+    dtype: Dtype,
+}
+
+impl ViewMut {
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// `Closed` if the memory is gone.
+    pub fn with_span<R>(&self, write: impl FnOnce(SpanMut<'_>) -> R) -> Result<R> {
+        Ok(write(part_mut(&*self.arena, self.seat)?.part(self.bytes.clone())?))
+    }
+
+    /// The address of the first element, valid while this view lives.
+    ///
+    /// # Errors
+    /// `Closed` if the memory is gone.
+    pub fn pointer(&self) -> Result<*mut u8> {
+        self.with_span(|span| span.pointer())
+    }
+
+    /// The extents.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Writes all elements.
+    ///
+    /// # Errors
+    /// `Invalid` for another element type or count.
+    pub fn write<T: Element>(&self, values: &[T]) -> Result<()> {
+        check_dtype::<T>(self.dtype)?;
+        self.with_span(|mut span| span.copy_from(Span::of(values)))?
+    }
+
+    /// The same elements for reading.
+    #[must_use]
+    pub fn as_view(&self) -> View {
+        View(self.clone())
+    }
+}
+
+fn check_dtype<T: Element>(dtype: Dtype) -> Result<()> {
+    if T::DTYPE == dtype {
+        return Ok(());
+    }
+    Err(Error::invalid("element type", T::DTYPE, "argument", format!("the array is of {dtype}")))
+}
+
+fn no_part(seat: usize) -> Error {
+    Error::Closed { what: "trainer".to_owned(), why: format!("its memory has no part of index {seat}") }
+}
+
+fn part(arena: &dyn SharedArena, seat: usize) -> Result<Span<'_>> {
+    arena.part(seat).ok_or_else(|| no_part(seat))
+}
+
+fn part_mut(arena: &dyn SharedArena, seat: usize) -> Result<SpanMut<'_>> {
+    arena.part_mut(seat).ok_or_else(|| no_part(seat))
+}
+
+/// What a member owns of one region: the bytes, the optimizer's state for them, and their reduced gradients.
+struct Shard {
+    region: Region,
+    bytes: std::ops::Range<usize>,
+    states: Vec<Buffer>,
+    /// Only with clipping, where the norm must be known before the first update.
+    reduced: Option<Buffer>,
+}
+
+/// What changes from call to call.
+struct Progress {
+    updates: u64,
+    shards: Vec<Shard>,
+    /// While `edit` is open: where this member's writes go.
+    edited: Option<Arc<dyn SharedArena>>,
+}
+
+/// Trains the parameters it was given, together with the other members of its mesh.
+///
+/// Calls that change or store parameters are collective: all members make them in the same order. A call that ended in
+/// `Lost`, `TimedOut` or `Interrupted` closes the trainer on this member, with that error as the reason.
+pub struct Trainer {
+    members: Members,
+    layout: Layout,
+    names: Vec<String>,
+    optimizer: Optimizer,
+    clip_norm: Option<f64>,
+    parameters: Arc<dyn SharedArena>,
+    gradients: Arc<dyn SharedArena>,
+    progress: Mutex<Progress>,
+    closed: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Trainer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Trainer({} parameters, {:?})", self.names.len(), self.optimizer)
+    }
+}
+
+impl Trainer {
+    /// Makes a trainer on a group whose members all share memory; collective.
+    ///
+    /// Names, shapes, element types, the optimizer and `clip_norm` must be the same on all members; the initial values of
+    /// seat 0 count. The norm of all gradients together is clipped to `clip_norm` as `torch.nn.utils.clip_grad_norm_`
+    /// does it (Pascanu, Mikolov and Bengio, ICML 2013).
+    ///
+    /// # Errors
+    /// `Invalid` and `Unsupported` on all members if one has such an argument; `Disagreed` naming the parameter and both
+    /// members; `Exhausted`; else as [`Communicator::run`].
+    pub fn on_group(
+        group: Arc<dyn Communicator>,
+        parameters: &[Parameter<'_>],
+        optimizer: Optimizer,
+        clip_norm: Option<f64>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
+        let members = Members::new(group);
+        let shapes = shapes_of(parameters);
+        let layout = check(parameters, &shapes, &optimizer, clip_norm);
+        let own = layout.as_ref().map(|_| describe(&shapes, &optimizer, clip_norm));
+        let (layout, own) = match (&layout, own) {
+            (Ok(layout), Ok(own)) => (layout.clone(), own),
+            _ => {
+                members.outcome(layout.map(|_| Vec::new()), deadline)?;
+                return Err(no_part(members.seat()));
+            }
+        };
+        let all = members.outcome(Ok(own.clone()), deadline)?;
+        compare(&shapes, &own, &all, members.seat())?;
+        let (seat, count) = (members.seat(), members.count());
+        // An arena of nothing would have no address: parameters without elements still have one.
+        let byte_count = layout.byte_count.max(ALIGNMENT);
+        let values = members.arena(if seat == 0 { byte_count } else { 0 }, deadline)?;
+        let gradients = members.arena(byte_count, deadline)?;
+        let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
+        members.outcome(shards.as_ref().map(|_| Vec::new()).map_err(clone_exhausted), deadline)?;
+        let trainer = Self {
+            names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
+            layout,
+            optimizer,
+            clip_norm,
+            parameters: values,
+            gradients,
+            progress: Mutex::new(Progress { updates: 0, shards: shards?, edited: None }),
+            closed: Mutex::new(None),
+            members,
+        };
+        if seat == 0 {
+            for parameter in parameters {
+                if let Some(values) = parameter.values {
+                    let view = trainer.place(&parameter.name, &trainer.parameters, 0)?;
+                    view.with_span(|mut span| span.copy_from(values))??;
+                }
+            }
+        }
+        trainer.members.fence(deadline)?;
+        Ok(trainer)
+    }
+
+    /// The names of the parameters, in the order in which they were given.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// A parameter.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is none.
+    pub fn parameter(&self, name: &str) -> Result<View> {
+        Ok(View(self.place(name, &self.parameters, 0)?))
+    }
+
+    /// This member's gradient of a parameter: written by the user before each `step`, and left as it is by it.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is none.
+    pub fn gradient(&self, name: &str) -> Result<ViewMut> {
+        self.place(name, &self.gradients, self.members.seat())
+    }
+
+    /// How many updates the parameters have seen; a `load` brings the number back.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).updates
+    }
+
+    /// Lets index 0 write parameters; collective. What others write does not count.
+    ///
+    /// # Errors
+    /// What `write` returns, after all members have left the call; `Contended`, `Closed`, and as [`Communicator::run`].
+    pub fn edit(&self, deadline: &Deadline<'_>, write: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        self.begin_edit(deadline)?;
+        let written = write(self);
+        self.end_edit(deadline)?;
+        written
+    }
+
+    /// Waits until all members are here; from then to [`Trainer::end_edit`], [`Trainer::editable`] gives views.
+    ///
+    /// # Errors
+    /// As [`Trainer::edit`].
+    pub fn begin_edit(&self, deadline: &Deadline<'_>) -> Result<()> {
+        let mut progress = self.hold(Entry::Edit)?;
+        self.enter(Entry::Edit, progress.updates, None, deadline)?;
+        let own_part = self.members.seat() != 0;
+        let edited = (|| {
+            let byte_count = part(&*self.parameters, 0)?.byte_count();
+            let copy = self.members.arena(if own_part { byte_count } else { 0 }, deadline)?;
+            if own_part {
+                part_mut(&*copy, self.members.seat())?.copy_from(part(&*self.parameters, 0)?)?;
+            }
+            // Index 0 may write from here on: the others have copied.
+            self.members.fence(deadline)?;
+            Ok(if own_part { copy } else { Arc::clone(&self.parameters) })
+        })();
+        progress.edited = Some(self.broken(edited)?);
+        Ok(())
+    }
+
+    /// A parameter for writing, between `begin_edit` and `end_edit`.
+    ///
+    /// # Errors
+    /// `Invalid` outside of them, and for a name that is none.
+    pub fn editable(&self, name: &str) -> Result<ViewMut> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match &progress.edited {
+            Some(arena) => self.place(name, arena, self.members.seat()),
+            None => Err(Error::invalid("parameter", name, "argument", "is written inside of edit only")),
+        }
+    }
+
+    /// Waits until all members are here; what index 0 wrote holds for all.
+    ///
+    /// # Errors
+    /// `Invalid` without a `begin_edit`; else as [`Trainer::edit`].
+    pub fn end_edit(&self, deadline: &Deadline<'_>) -> Result<()> {
+        let mut progress = self.hold(Entry::EndEdit)?;
+        self.enter(Entry::EndEdit, progress.updates, None, deadline)?;
+        progress.edited = None;
+        Ok(())
+    }
+
+    /// Where a parameter lies in an arena.
+    fn place(&self, name: &str, arena: &Arc<dyn SharedArena>, seat: usize) -> Result<ViewMut> {
+        let entry = self.layout.find(name).ok_or_else(|| {
+            let known = self.names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
+            Error::invalid("parameter", name, "argument", format!("the trainer has {known}"))
+        })?;
+        Ok(ViewMut {
+            arena: Arc::clone(arena),
+            seat,
+            bytes: entry.bytes(),
+            shape: entry.shape.extents.clone(),
+            dtype: entry.shape.dtype,
+        })
+    }
+
+    /// Takes the trainer for one call.
+    fn hold(&self, entry: Entry) -> Result<MutexGuard<'_, Progress>> {
+        if let Some(why) = &*self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Err(Error::Closed { what: "trainer".to_owned(), why: why.clone() });
+        }
+        let progress = match self.progress.try_lock() {
+            Ok(progress) => progress,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let (what, holder) = ("trainer".to_owned(), "another call of it".to_owned());
+                let error = Error::Contended { what, holder, waited: Duration::ZERO };
+                self.members.refuse(&error);
+                return Err(error);
+            }
+        };
+        if progress.edited.is_some() == (entry == Entry::EndEdit) {
+            return Ok(progress);
+        }
+        let reason =
+            if entry == Entry::EndEdit { "no edit is open" } else { "an edit is open; end it first" };
+        let error = Error::invalid("call", entry.word(), "caller", reason);
+        self.members.refuse(&error);
+        Err(error)
+    }
+
+    /// The fence at the beginning of every collective call.
+    fn enter(
+        &self,
+        entry: Entry,
+        argument: u64,
+        own: Option<Contribution>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<Contribution>> {
+        let own = own.unwrap_or(Contribution { weight: 0.0, finite: true });
+        self.ended(self.members.enter(entry, argument, own, deadline))
+    }
+
+    /// Closes the trainer if a call ended in a way that ends its group.
+    fn ended<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(
+            error @ (Error::Lost { .. }
+            | Error::TimedOut { .. }
+            | Error::Interrupted { .. }
+            | Error::Closed { .. }),
+        ) = &result
+        {
+            self.close_because(error);
+        }
+        result
+    }
+
+    /// Closes the trainer if this part of a call failed here in any way: the others cannot know, so the group ends.
+    fn broken<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.close_because(error);
+            self.members.leave();
+        }
+        result
+    }
+
+    fn close_because(&self, cause: &Error) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        closed.get_or_insert_with(|| cause.chain());
+    }
+}
+
+fn shapes_of(parameters: &[Parameter<'_>]) -> Vec<Shape> {
+    let shape = |parameter: &Parameter<'_>| Shape {
+        name: parameter.name.clone(),
+        extents: parameter.shape.clone(),
+        dtype: parameter.dtype,
+    };
+    parameters.iter().map(shape).collect()
+}
+
+/// Everything about the arguments that one member can find wrong alone.
+fn check(
+    parameters: &[Parameter<'_>],
+    shapes: &[Shape],
+    optimizer: &Optimizer,
+    clip_norm: Option<f64>,
+) -> Result<Layout> {
+    optimizer.check()?;
+    if let Some(norm) = clip_norm.filter(|norm| !norm.is_finite() || *norm <= 0.0) {
+        return Err(Error::invalid("clip_norm", norm, "argument", "must be finite and above 0"));
+    }
+    let layout = Layout::derive(shapes)?;
+    for parameter in parameters {
+        let wanted = layout.find(&parameter.name).map_or(0, |entry| entry.bytes().len());
+        if let Some(values) = parameter.values.filter(|values| values.byte_count() != wanted) {
+            let argument = format!("values of parameter `{}`", parameter.name);
+            let reason = format!("must be the {wanted} bytes of {} {:?}", parameter.dtype, parameter.shape);
+            let value = format!("{} bytes", values.byte_count());
+            return Err(Error::invalid(argument, value, "argument", reason));
+        }
+    }
+    Ok(layout)
+}
+
+/// What must be the same on all members, as a message.
+fn describe(shapes: &[Shape], optimizer: &Optimizer, clip_norm: Option<f64>) -> Vec<u8> {
+    let mut sorted = shapes.iter().collect::<Vec<_>>();
+    sorted.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut fields = vec![format!("{optimizer:?}"), format!("{clip_norm:?}")];
+    for shape in sorted {
+        let extents = shape.extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+        fields.extend([shape.name.clone(), shape.dtype.name().to_owned(), extents]);
+    }
+    pack(fields.iter().map(String::as_bytes))
+}
+
+/// The shapes of a message of [`describe`]; `None` if it is none.
+fn described(fields: &[&[u8]]) -> Option<Vec<Shape>> {
+    let (triples, rest) = fields.get(2..)?.as_chunks::<3>();
+    let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned).ok();
+    let shape = |[name, dtype, extents]: &[&[u8]; 3]| {
+        let extents = text(extents)?;
+        let extents = extents.split_ascii_whitespace().map(|word| word.parse().ok());
+        let extents = extents.collect::<Option<Vec<usize>>>()?;
+        Some(Shape { name: text(name)?, extents, dtype: Dtype::from_name(&text(dtype)?)? })
+    };
+    if rest.is_empty() { triples.iter().map(shape).collect() } else { None }
+}
+
+/// Finds the first member that says something else.
+fn compare(shapes: &[Shape], own: &[u8], all: &[Vec<u8>], seat: usize) -> Result<()> {
+    let Some(index) = all.iter().position(|theirs| theirs != own) else { return Ok(()) };
+    let disagreed = |field: String, mine: String, theirs: String| {
+        let mine = format!("{mine} (index {seat})");
+        Err(Error::Disagreed { field, mine, theirs, index })
+    };
+    let (mine, theirs) = (unpack(own).unwrap_or_default(), unpack(&all[index]).unwrap_or_default());
+    for (position, field) in ["the optimizer", "clip_norm"].into_iter().enumerate() {
+        if mine.get(position) != theirs.get(position) {
+            let word = |fields: &[&[u8]]| {
+                fields
+                    .get(position)
+                    .map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned())
+            };
+            return disagreed(field.to_owned(), word(&mine), word(&theirs));
+        }
+    }
+    match described(&theirs).and_then(|theirs| Layout::difference(shapes, &theirs)) {
+        Some((name, mine, theirs)) => disagreed(format!("parameter `{name}`"), mine, theirs),
+        None => disagreed("parameters".to_owned(), "these".to_owned(), "unreadable".to_owned()),
+    }
+}
+
+fn open_shards(
+    layout: &Layout,
+    optimizer: &Optimizer,
+    clipped: bool,
+    seat: usize,
+    count: usize,
+) -> Result<Vec<Shard>> {
+    let open = |region: &Region| {
+        let bytes = region.shard(seat, count);
+        let zeros = || Buffer::zeros(region.dtype, bytes.len());
+        let states = optimizer.states().iter().map(|_| zeros()).collect::<Result<Vec<_>>>()?;
+        let reduced = if clipped { Some(zeros()?) } else { None };
+        Ok(Shard { region: region.clone(), bytes, states, reduced })
+    };
+    layout.regions.iter().map(open).collect()
+}
+
+/// The same error once more, for the members; the original is returned here.
+fn clone_exhausted(error: &Error) -> Error {
+    match error {
+        Error::Exhausted { place, wanted_bytes, free_bytes, remedy } => Error::Exhausted {
+            place: place.clone(),
+            wanted_bytes: *wanted_bytes,
+            free_bytes: *free_bytes,
+            remedy: remedy.clone(),
+        },
+        other => Error::unsupported("optimizer state", other.to_string()),
+    }
+}

@@ -1,0 +1,245 @@
+//! One step: weights agreed, shards reduced from the peers' gradients, parameters updated, all together.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::sys::kernel::optimizer::{Rule, Source, all_finite, combine, update};
+use crate::sys::{Deadline, Span, SpanMut};
+use crate::vocabulary::Dtype;
+
+use super::agreement::{Contribution, Entry};
+use super::optimizer::Buffer;
+use super::{Shard, Trainer, part, part_mut};
+
+/// Bytes that are worked on between two looks at the deadline.
+const PIECE: usize = 1 << 20;
+
+/// Keeps the scale finite for a norm of 0, as `torch.nn.utils.clip_grad_norm_` does.
+const NORM_GUARD: f64 = 1e-6;
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// How many updates the parameters have seen, this one included.
+    pub step: u64,
+    /// The norm of the mean gradient before clipping; `None` without clipping.
+    pub gradient_norm: Option<f64>,
+    /// The sum of the members' weights.
+    pub weight: f64,
+    /// Whether nothing was updated, since a gradient or the norm was not finite.
+    pub skipped: bool,
+    /// The part of the time in which this member waited for the others.
+    pub communication_seconds: f64,
+    /// The whole time of the call.
+    pub seconds: f64,
+}
+
+/// Adds up the time spent in waits.
+#[derive(Default)]
+struct Watch(Duration);
+
+impl Watch {
+    fn time<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = wait();
+        self.0 += start.elapsed();
+        result
+    }
+}
+
+/// What a member updates of one region.
+struct Owned<'a> {
+    dtype: Dtype,
+    start: usize,
+    states: &'a mut [Buffer],
+}
+
+impl Shard {
+    /// What is updated, and the reduced gradients it is updated from with clipping.
+    fn split(&mut self) -> (Owned<'_>, Option<&Buffer>) {
+        let owned =
+            Owned { dtype: self.region.dtype, start: self.bytes.start, states: self.states.as_mut_slice() };
+        (owned, self.reduced.as_ref())
+    }
+}
+
+impl Trainer {
+    /// Updates all parameters with the weighted mean of all members' gradients; collective.
+    ///
+    /// The mean is `sum(weight * gradient) / sum(weight)`, added in the order of indexes; a weight is usually the number
+    /// of samples. The gradients of a member with weight 0 are not read. If a gradient that counts is not finite, all
+    /// members skip the update and say so. Gradients stay as they are: write all of them before the next step.
+    ///
+    /// # Errors
+    /// `Invalid` for a weight that is negative or not finite (here only), or if all weights are 0 (on all members);
+    /// `Contended`, `Closed`, `Disagreed`, and `Lost`, `TimedOut`, `Interrupted`, which close the trainer.
+    pub fn step(&self, weight: f64, deadline: &Deadline<'_>) -> Result<StepReport> {
+        let (start, mut watch) = (Instant::now(), Watch::default());
+        let mut progress = self.hold(Entry::Step)?;
+        if !weight.is_finite() || weight < 0.0 {
+            let error = Error::invalid("weight", weight, "argument", "must be finite, 0 or more");
+            self.members.refuse(&error);
+            return Err(error);
+        }
+        // With clipping the norm shows it; without, every gradient must be known to be finite before the first update.
+        let finite = weight == 0.0 || self.clip_norm.is_some() || {
+            let found = self.own_gradients_are_finite(deadline);
+            found.inspect_err(|error| self.members.refuse(error))?
+        };
+        let own = Some(Contribution { weight, finite });
+        let all = watch.time(|| self.enter(Entry::Step, progress.updates, own, deadline))?;
+        let total = all.iter().fold(0.0, |sum, member| sum + member.weight);
+        if !total.is_finite() || total <= 0.0 {
+            let reason = "the weights of all members must have a finite sum above 0";
+            return Err(Error::invalid("weight", total, "sum over all members", reason));
+        }
+        let shares = all.iter().map(|member| member.weight / total).collect::<Vec<_>>();
+        let mut skipped = all.iter().any(|member| member.weight > 0.0 && !member.finite);
+        let mut gradient_norm = None;
+        if !skipped {
+            let rule = self.optimizer.rule(progress.updates.saturating_add(1));
+            match self.clip_norm {
+                None => self.broken(self.update_shards(&mut progress.shards, &rule, &shares, deadline))?,
+                Some(limit) => {
+                    let squares = self.broken(self.reduce_shards(&mut progress.shards, &shares, deadline))?;
+                    let squares = watch.time(|| self.members.sum(squares, deadline));
+                    let norm = self.broken(squares)?.sqrt();
+                    gradient_norm = Some(norm);
+                    skipped = !norm.is_finite();
+                    if !skipped {
+                        let scale = (limit / (norm + NORM_GUARD)).min(1.0);
+                        let updated = update_from_reduced(self, &mut progress.shards, &rule, scale, deadline);
+                        self.broken(updated)?;
+                    }
+                }
+            }
+        }
+        if !skipped {
+            let fence = watch.time(|| self.members.fence(deadline));
+            self.broken(fence)?;
+            progress.updates = progress.updates.saturating_add(1);
+        }
+        Ok(StepReport {
+            step: progress.updates,
+            gradient_norm,
+            weight: total,
+            skipped,
+            communication_seconds: watch.0.as_secs_f64(),
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn own_gradients_are_finite(&self, deadline: &Deadline<'_>) -> Result<bool> {
+        let gradients = part(&*self.gradients, self.members.seat())?;
+        for region in &self.layout.regions {
+            for piece in pieces(region.bytes.clone()) {
+                deadline.check_interrupt("trainer.step")?;
+                let span = gradients.part(piece)?;
+                let finite = match region.dtype {
+                    Dtype::F64 => all_finite::<f64>(span)?,
+                    _ => all_finite::<f32>(span)?,
+                };
+                if !finite {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The gradients of all members that count, for a range of bytes.
+    fn sources(&self, shares: &[f64], bytes: &Range<usize>) -> Result<Vec<Source<'_>>> {
+        let counting = shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let source = |(seat, share): (usize, &f64)| {
+            let gradients = part(&*self.gradients, seat)?.part(bytes.clone())?;
+            Ok(Source { share: *share, gradients })
+        };
+        counting.map(source).collect()
+    }
+
+    /// Reduces and updates in one pass.
+    fn update_shards(
+        &self,
+        shards: &mut [Shard],
+        rule: &Rule,
+        shares: &[f64],
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        for shard in shards {
+            for piece in pieces(shard.bytes.clone()) {
+                deadline.check("trainer.step", Vec::new)?;
+                let sources = self.sources(shares, &piece)?;
+                self.update_piece(shard.split().0, rule, &sources, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reduces into private memory and gives the sum of squares of what this member owns.
+    fn reduce_shards(&self, shards: &mut [Shard], shares: &[f64], deadline: &Deadline<'_>) -> Result<f64> {
+        let mut squares = 0.0;
+        for shard in shards {
+            let Some(reduced) = &mut shard.reduced else { continue };
+            for piece in pieces(shard.bytes.clone()) {
+                deadline.check("trainer.step", Vec::new)?;
+                let sources = self.sources(shares, &piece)?;
+                let mut whole = reduced.span_mut();
+                let target = whole.part(below(&piece, shard.bytes.start))?;
+                squares += match shard.region.dtype {
+                    Dtype::F64 => combine::<f64>(&sources, &target)?,
+                    _ => combine::<f32>(&sources, &target)?,
+                };
+            }
+        }
+        Ok(squares)
+    }
+
+    fn update_piece(
+        &self,
+        owned: Owned<'_>,
+        rule: &Rule,
+        sources: &[Source<'_>],
+        piece: Range<usize>,
+    ) -> Result<()> {
+        let mut parameters = part_mut(&*self.parameters, 0)?;
+        let parameters = parameters.part(piece.clone())?;
+        let mut wholes = owned.states.iter_mut().map(Buffer::span_mut).collect::<Vec<_>>();
+        let range = below(&piece, owned.start);
+        let states = wholes.iter_mut().map(|whole| whole.part(range.clone()));
+        let states = states.collect::<Result<Vec<SpanMut<'_>>>>()?;
+        match owned.dtype {
+            Dtype::F64 => update::<f64>(rule, sources, &parameters, &states),
+            _ => update::<f32>(rule, sources, &parameters, &states),
+        }
+    }
+}
+
+/// The second pass with clipping: from the reduced gradients, scaled.
+fn update_from_reduced(
+    trainer: &Trainer,
+    shards: &mut [Shard],
+    rule: &Rule,
+    scale: f64,
+    deadline: &Deadline<'_>,
+) -> Result<()> {
+    for shard in shards {
+        for piece in pieces(shard.bytes.clone()) {
+            deadline.check("trainer.step", Vec::new)?;
+            let (owned, reduced) = shard.split();
+            let gradients = reduced.map_or(Span::empty(), Buffer::span).part(below(&piece, owned.start))?;
+            trainer.update_piece(owned, rule, &[Source { share: scale, gradients }], piece)?;
+        }
+    }
+    Ok(())
+}
+
+/// The range counted from `start`.
+fn below(range: &Range<usize>, start: usize) -> Range<usize> {
+    range.start - start..range.end - start
+}
+
+fn pieces(bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = bytes.end;
+    bytes.step_by(PIECE).map(move |start| start..end.min(start + PIECE))
+}

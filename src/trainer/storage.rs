@@ -1,0 +1,311 @@
+//! Saving and loading together: who writes what, and that all members end with the same result.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{self, Contents, FileRecord, Manifest, PARAMETER, ParameterRecord, Piece};
+use crate::error::{Error, Result};
+use crate::sys::{Deadline, SpanMut};
+
+use super::agreement::{Entry, pack, unpack};
+use super::bucket::Entry as Place;
+use super::optimizer::Buffer;
+use super::{Progress, Shard, Trainer, open_shards, part, part_mut};
+
+/// The part of a parameter that lies in a shard: its first element, and its bytes in the flat memory.
+struct Cut<'a> {
+    place: &'a Place,
+    first: usize,
+    bytes: Range<usize>,
+}
+
+impl Trainer {
+    /// Writes parameters and optimizer state as step `step` of `directory`; collective.
+    ///
+    /// All members must see the same directory. The step is there when the call returns, and not at all if any member
+    /// died or failed before. Earlier steps are kept; one of the same number is replaced. One run at a time may save
+    /// into a directory.
+    ///
+    /// # Errors
+    /// `Io`, `Exhausted` and `Invalid` of one member are returned on all; `Disagreed` for different steps; `Contended`,
+    /// `Closed`, and `Lost`, `TimedOut`, `Interrupted`, which close the trainer.
+    pub fn save(&self, directory: &Path, step: u64, deadline: &Deadline<'_>) -> Result<()> {
+        let progress = self.hold(Entry::Save)?;
+        self.enter(Entry::Save, step, None, deadline)?;
+        let seat = self.members.seat();
+        let mut partial = None;
+        let saved = self.write(&progress, directory, step, &mut partial, deadline);
+        if let (Err(_), 0, Some(partial)) = (&saved, seat, &partial) {
+            checkpoint::abandon(partial);
+        }
+        saved
+    }
+
+    fn write(
+        &self,
+        progress: &Progress,
+        directory: &Path,
+        step: u64,
+        partial: &mut Option<PathBuf>,
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        let (seat, count) = (self.members.seat(), self.members.count());
+        let begun = if seat == 0 {
+            let arrays = self.optimizer.states().len() as u64 + 1;
+            let byte_count = (self.layout.byte_count as u64).saturating_mul(arrays);
+            checkpoint::begin(directory, step, byte_count, count).map(|folder| {
+                let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                *partial = Some(folder);
+                name.into_bytes()
+            })
+        } else {
+            Ok(Vec::new())
+        };
+        let names = self.agree(begun, deadline)?;
+        // Only the last part of the path is taken from another member.
+        let name = String::from_utf8_lossy(&names[0]).replace('/', "");
+        let folder = directory.join(name);
+        let written = self.write_own_shard(progress, &folder, deadline);
+        let records = self.agree(written.map(|record| pack_record(&record)), deadline)?;
+        let committed = if seat == 0 {
+            let files = records.iter().map(|bytes| unpack_record(bytes)).collect::<Option<Vec<_>>>();
+            let files =
+                files.ok_or_else(|| Error::invalid("shard", "record", "another index", "is unreadable"));
+            files.and_then(|files| {
+                let manifest = self.manifest(step, progress.updates, files);
+                checkpoint::commit(directory, &folder, &manifest).map(|()| Vec::new())
+            })
+        } else {
+            Ok(Vec::new())
+        };
+        self.agree(committed, deadline).map(|_| ())
+    }
+
+    fn write_own_shard(
+        &self,
+        progress: &Progress,
+        folder: &Path,
+        deadline: &Deadline<'_>,
+    ) -> Result<FileRecord> {
+        let parameters = part(&*self.parameters, 0)?;
+        let mut pieces = Vec::new();
+        for shard in &progress.shards {
+            for cut in self.cuts(&shard.bytes) {
+                let (name, dtype) = (cut.place.shape.name.as_str(), cut.place.shape.dtype);
+                let bytes = parameters.part(cut.bytes.clone())?;
+                pieces.push(Piece { kind: PARAMETER, name, dtype, start: cut.first, bytes });
+                for (kind, state) in self.optimizer.states().iter().zip(&shard.states) {
+                    let range = cut.bytes.start - shard.bytes.start..cut.bytes.end - shard.bytes.start;
+                    let bytes = state.span().part(range)?;
+                    pieces.push(Piece { kind, name, dtype, start: cut.first, bytes });
+                }
+            }
+        }
+        let name = checkpoint::shard_name(self.members.seat(), self.members.count());
+        checkpoint::write_shard(folder, &name, &pieces, deadline)
+    }
+
+    /// The parts of parameters that lie in a range of the flat memory, none of them empty.
+    fn cuts(&self, shard: &Range<usize>) -> impl Iterator<Item = Cut<'_>> {
+        let shard = shard.clone();
+        self.layout.entries.iter().filter_map(move |place| {
+            let whole = place.bytes();
+            let bytes = whole.start.max(shard.start)..whole.end.min(shard.end);
+            let first = bytes.start.saturating_sub(whole.start) / place.shape.dtype.size_bytes();
+            (!bytes.is_empty()).then_some(Cut { place, first, bytes })
+        })
+    }
+
+    fn manifest(&self, step: u64, updates: u64, files: Vec<FileRecord>) -> Manifest {
+        let mut manifest = Manifest::new(step, updates, self.members.count());
+        self.optimizer.kind().clone_into(&mut manifest.optimizer);
+        manifest.states = self.optimizer.states().iter().map(|&state| state.to_owned()).collect();
+        let numbers = self.optimizer.hyper_parameters().into_iter();
+        manifest.hyper_parameters = numbers.map(|(name, value)| (name.to_owned(), value)).collect();
+        let record = |place: &Place| ParameterRecord {
+            name: place.shape.name.clone(),
+            dtype: place.shape.dtype,
+            shape: place.shape.extents.clone(),
+        };
+        manifest.parameters = self.layout.entries.iter().map(record).collect();
+        manifest.files = files;
+        manifest
+    }
+
+    /// Takes parameters and optimizer state of the newest intact step of `directory`, and gives its number; collective.
+    ///
+    /// Any number of processes may have written it. A damaged step is left out with a warning, and the one before is
+    /// taken. The trainer's own learning rate and other numbers stay.
+    ///
+    /// # Errors
+    /// `Io` with "not found" if nothing was saved, `Corrupt` if all steps are damaged, `Invalid` if the parameters or the
+    /// optimizer are others: on all members, nothing is changed. `Contended`, `Closed`, `Disagreed`, and `Lost`,
+    /// `TimedOut`, `Interrupted`, which close the trainer; so does an error while values are read.
+    pub fn load(&self, directory: &Path, deadline: &Deadline<'_>) -> Result<u64> {
+        let mut progress = self.hold(Entry::Load)?;
+        self.enter(Entry::Load, 0, None, deadline)?;
+        let steps = if self.members.seat() == 0 { checkpoint::committed(directory) } else { Ok(Vec::new()) };
+        let steps = steps.map(|steps| steps.iter().flat_map(|step| step.to_le_bytes()).collect());
+        let steps = self.agree(steps, deadline)?;
+        let mut damage = None;
+        for step in steps[0].as_chunks::<8>().0 {
+            let step = u64::from_le_bytes(*step);
+            let folder = checkpoint::step_folder(directory, step);
+            match self.choose(&folder, step, deadline) {
+                Ok((manifest, contents)) => {
+                    let shards = self.fill(&manifest, &contents, deadline);
+                    // From here on the parameters of all may be half read.
+                    let agreed = shards.as_ref().map(|_| Vec::new()).map_err(restated);
+                    let agreed = self.agree(agreed, deadline);
+                    self.broken(agreed)?;
+                    progress.shards = shards?;
+                    progress.updates = manifest.updates;
+                    return Ok(step);
+                }
+                Err(error @ Error::Corrupt { .. }) => {
+                    tracing::warn!(step, error = %error.chain(), "a damaged checkpoint is left out");
+                    damage.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(damage.unwrap_or_else(|| {
+            Error::invalid("directory", directory.display(), "argument", "holds no committed step")
+        }))
+    }
+
+    /// Verifies one step together: the manifest of index 0, and every shard by one member.
+    fn choose(&self, folder: &Path, step: u64, deadline: &Deadline<'_>) -> Result<(Manifest, Contents)> {
+        let path = folder.join("manifest.json");
+        let seat = self.members.seat();
+        let bytes = if seat == 0 { checkpoint::read_manifest(folder) } else { Ok(Vec::new()) };
+        let bytes = self.agree(bytes, deadline)?.swap_remove(0);
+        // All members decode the same bytes, so they find the same.
+        let manifest = Manifest::decode(&path, &bytes)?;
+        if manifest.step != step {
+            let reason = format!("it is of step {}", manifest.step);
+            return Err(Error::Corrupt { path, offset: 0, reason });
+        }
+        let own = manifest.files.iter().skip(seat).step_by(self.members.count());
+        let verified = own
+            .map(|record| checkpoint::verify(folder, record, deadline))
+            .collect::<Result<Vec<()>>>()
+            .and_then(|_| Contents::open(folder, &manifest, deadline));
+        let agreed = verified.as_ref().map(|_| Vec::new()).map_err(restated);
+        self.agree(agreed, deadline)?;
+        let contents = verified?;
+        self.matches(&manifest)?;
+        Ok((manifest, contents))
+    }
+
+    /// Compares what was saved with what is trained.
+    fn matches(&self, manifest: &Manifest) -> Result<()> {
+        let refused = |argument: String, value: String, reason: String| {
+            Err(Error::invalid(argument, value, "checkpoint", reason))
+        };
+        if manifest.optimizer != self.optimizer.kind() {
+            let reason = format!("the trainer's is {}", self.optimizer.kind());
+            return refused("optimizer".to_owned(), manifest.optimizer.clone(), reason);
+        }
+        if let Some(state) = self.optimizer.states().iter().find(|&&state| !has(&manifest.states, state)) {
+            let reason = format!("the trainer's optimizer needs its {state}");
+            return refused("optimizer states".to_owned(), format!("{:?}", manifest.states), reason);
+        }
+        let saved = manifest.parameters.iter().map(|record| (record.name.as_str(), record));
+        let mut saved = saved.collect::<BTreeMap<_, _>>();
+        for place in &self.layout.entries {
+            let (name, argument) = (place.shape.name.as_str(), format!("parameter `{}`", place.shape.name));
+            let Some(record) = saved.remove(name) else {
+                return refused(argument, "nothing".to_owned(), format!("the trainer's is {}", place.shape));
+            };
+            if record.dtype != place.shape.dtype || record.shape != place.shape.extents {
+                let value = format!("{} {:?}", record.dtype, record.shape);
+                return refused(argument, value, format!("the trainer's is {}", place.shape));
+            }
+        }
+        match saved.first_key_value() {
+            Some((name, record)) => {
+                let value = format!("{} {:?}", record.dtype, record.shape);
+                refused(format!("parameter `{name}`"), value, "the trainer has no such parameter".to_owned())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads this member's shards: parameters for all members of the host, state for itself.
+    fn fill(&self, manifest: &Manifest, contents: &Contents, deadline: &Deadline<'_>) -> Result<Vec<Shard>> {
+        let (seat, count) = (self.members.seat(), self.members.count());
+        let mut shards = open_shards(&self.layout, &self.optimizer, self.clip_norm.is_some(), seat, count)?;
+        for shard in &mut shards {
+            let range = shard.bytes.clone();
+            for cut in self.cuts(&range) {
+                let read = |kind: &str, mut target: SpanMut<'_>| {
+                    contents.read(kind, &cut.place.shape.name, cut.first, &mut target, deadline)
+                };
+                let mut parameters = part_mut(&*self.parameters, 0)?;
+                read(PARAMETER, parameters.part(cut.bytes.clone())?)?;
+                let bytes = cut.bytes.start - range.start..cut.bytes.end - range.start;
+                for (kind, state) in self.optimizer.states().iter().zip(&mut shard.states) {
+                    read(kind, Buffer::span_mut(state).part(bytes.clone())?)?;
+                }
+            }
+        }
+        tracing::debug!(step = manifest.step, files = manifest.files.len(), "loaded");
+        Ok(shards)
+    }
+
+    /// Agrees on a part of a call; an end of the deadline here ends the group, since the others wait for this member.
+    fn agree(&self, own: Result<Vec<u8>>, deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        if let Err(Error::TimedOut { .. } | Error::Interrupted { .. }) = &own {
+            return self.broken(own.map(|_| Vec::new()));
+        }
+        self.ended(self.members.outcome(own, deadline))
+    }
+}
+
+fn has(names: &[String], wanted: &str) -> bool {
+    names.iter().any(|name| name == wanted)
+}
+
+/// An error for the members where the original is still needed here.
+fn restated(error: &Error) -> Error {
+    match error {
+        Error::Corrupt { path, offset, reason } => {
+            Error::Corrupt { path: path.clone(), offset: *offset, reason: reason.clone() }
+        }
+        Error::TimedOut { phase, waited, missing } => {
+            Error::TimedOut { phase: phase.clone(), waited: *waited, missing: missing.clone() }
+        }
+        Error::Interrupted { phase, waited } => Error::Interrupted { phase: phase.clone(), waited: *waited },
+        Error::Io { path, operation, source } => {
+            let copy = match source.raw_os_error() {
+                Some(number) => std::io::Error::from_raw_os_error(number),
+                None => std::io::Error::other(source.to_string()),
+            };
+            Error::io(path, operation, copy)
+        }
+        Error::Exhausted { place, wanted_bytes, free_bytes, remedy } => Error::Exhausted {
+            place: place.clone(),
+            wanted_bytes: *wanted_bytes,
+            free_bytes: *free_bytes,
+            remedy: remedy.clone(),
+        },
+        other => Error::unsupported("this checkpoint", other.chain()),
+    }
+}
+
+fn pack_record(record: &FileRecord) -> Vec<u8> {
+    let (length, checksum) = (record.byte_count.to_le_bytes(), record.crc32.to_le_bytes());
+    pack([record.name.as_bytes(), &length, &checksum])
+}
+
+fn unpack_record(bytes: &[u8]) -> Option<FileRecord> {
+    let fields = unpack(bytes)?;
+    let [name, length, checksum] = fields[..] else { return None };
+    Some(FileRecord {
+        name: String::from_utf8(name.to_vec()).ok()?,
+        byte_count: u64::from_le_bytes(length.try_into().ok()?),
+        crc32: u32::from_le_bytes(checksum.try_into().ok()?),
+    })
+}

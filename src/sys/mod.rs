@@ -11,10 +11,14 @@ pub mod checksum;
 pub mod cpu;
 mod deadline;
 pub mod disk;
+pub mod futex;
 pub mod host;
 pub mod kernel;
+pub mod peer;
 pub mod process;
 pub mod random;
+pub mod shared;
+pub mod socket;
 mod span;
 
 pub use deadline::{CHECK_INTERVAL, Deadline, InterruptCheck};

@@ -1,3 +1,4 @@
 //! Arithmetic over plain memory: loops that the callers cut into pieces and spread over threads.
 
 pub mod optimizer;
+pub mod reduce;

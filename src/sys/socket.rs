@@ -21,6 +21,24 @@ pub const MESSAGE_LIMIT: usize = 1024;
 /// How many connections may wait to be accepted; the kernel's own limit may be lower.
 const BACKLOG: i32 = 4096;
 
+/// The name of one of this process's namespaces, `-` if it is not known.
+fn namespace(kind: &str) -> String {
+    let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+    link.map_or_else(|_| "-".to_owned(), |target| target.to_string_lossy().into_owned())
+}
+
+/// Whether this process can connect to an address of [`Doorway::address`]: both have one network namespace.
+#[must_use]
+pub fn is_reachable(address: &str) -> bool {
+    address.starts_with('@') && address.split(' ').nth(1) == Some(namespace("net").as_str())
+}
+
+/// Whether process numbers of the process that listens at an address are those that this process sees.
+#[must_use]
+pub fn shares_process_numbers(address: &str) -> bool {
+    address.split(' ').nth(2) == Some(namespace("pid").as_str())
+}
+
 fn endpoint() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -74,10 +92,10 @@ impl Doorway {
             .map_err(|errno| refused("name a socket", errno))?;
         rustix::net::bind(&socket, &address).map_err(|errno| refused("bind a socket to", errno))?;
         rustix::net::listen(&socket, BACKLOG).map_err(|errno| refused("listen at", errno))?;
-        Ok(Self { socket, address: format!("@{name}") })
+        Ok(Self { socket, address: format!("@{name} {} {}", namespace("net"), namespace("pid")) })
     }
 
-    /// Its address, to be published.
+    /// Its address, to be published: the name, the network namespace that knows it, and the namespace of its process.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -128,7 +146,8 @@ impl Conversation {
     /// # Errors
     /// `Invalid` for an address of another form, `Io` if the system refuses sockets.
     pub fn reach(address: &str) -> Result<Reached> {
-        let Some(name) = address.strip_prefix('@').filter(|name| !name.is_empty()) else {
+        let name = address.split(' ').next().and_then(|name| name.strip_prefix('@'));
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
             return Err(Error::invalid(
                 "socket",
                 address,
@@ -283,5 +302,7 @@ mod tests {
         let address = Doorway::open().expect("sockets are free").address().to_owned();
         assert!(matches!(Conversation::reach(&address), Ok(Reached::Nobody)));
         assert!(Conversation::reach("/a/path").is_err());
+        assert!(is_reachable(&address) && shares_process_numbers(&address));
+        assert!(!is_reachable("@uform-1 net:[1] pid:[1]") && !is_reachable(""));
     }
 }

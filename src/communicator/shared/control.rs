@@ -1,0 +1,330 @@
+//! The segment that one member writes and all of its group read: progress, the descriptor of its call, its last word.
+//!
+//! Every word has one writer. Readers believe nothing: numbers are decoded, texts are cut and made printable.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::sys::shared::Segment;
+use crate::sys::{Span, SpanMut, futex};
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// Bits of a progress word that count steps within one call.
+const STEP_BITS: u32 = 24;
+/// The step of a call that has ended.
+pub(super) const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
+
+const BELL: usize = 0;
+const SLEEPERS: usize = 4;
+const PROGRESS: usize = 64;
+const STATE: usize = 128;
+const CAUSE: usize = 256;
+const REFUSAL: usize = 1024;
+const SLOTS: usize = 4096;
+const SLOT_BYTES: usize = 8192;
+const DESCRIPTOR_BYTES: usize = 64;
+const STAGE: usize = SLOTS + 2 * SLOT_BYTES;
+const TEXT_LIMIT: usize = 512;
+
+/// The largest contribution that rides beside the descriptor.
+pub(super) const INLINE_BYTES: usize = SLOT_BYTES - DESCRIPTOR_BYTES;
+
+/// How a member stands to its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Live,
+    Closed,
+    Left,
+}
+
+/// Why a member left: the member that it blames, and what happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// The index that was lost, `None` if nobody else is to blame.
+    pub(super) lost: Option<usize>,
+    pub(super) text: String,
+}
+
+/// A call as the members of a group compare it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    pub(super) sequence: u64,
+    pub(super) verb: Verb,
+    pub(super) dtype: Dtype,
+    pub(super) op: ReduceOp,
+    pub(super) count: u64,
+    pub(super) root: u64,
+}
+
+impl Descriptor {
+    /// The field in which two calls differ, if one does that matters for their verb.
+    pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
+        let is_rooted = self.verb == Verb::Broadcast;
+        let reduces = matches!(self.verb, Verb::AllReduce | Verb::ReduceScatter);
+        if self.sequence != other.sequence {
+            Some("the number of the call")
+        } else if self.verb != other.verb {
+            Some("the verb")
+        } else if self.dtype != other.dtype {
+            Some("the element type")
+        } else if reduces && self.op != other.op {
+            Some("the operation")
+        } else if self.count != other.count {
+            Some("the count")
+        } else if is_rooted && self.root != other.root {
+            Some("the root")
+        } else {
+            None
+        }
+    }
+}
+
+impl std::fmt::Display for Descriptor {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} #{}", self.verb.word(), self.sequence)?;
+        match self.verb {
+            Verb::AllReduce | Verb::ReduceScatter => {
+                write!(formatter, "({} {}, {})", self.count, self.dtype, self.op)
+            }
+            Verb::Broadcast => write!(formatter, "({} {}, root {})", self.count, self.dtype, self.root),
+            Verb::Barrier | Verb::Arena => Ok(()),
+            _ => write!(formatter, "({} {})", self.count, self.dtype),
+        }
+    }
+}
+
+/// The place of a step of a call in the order of all steps.
+pub(super) const fn place(sequence: u64, step: u64) -> u64 {
+    (sequence << STEP_BITS) | step
+}
+
+/// The call and the step of a place.
+pub(super) const fn call_of(place: u64) -> (u64, u64) {
+    (place >> STEP_BITS, place & LAST_STEP)
+}
+
+/// One member's segment.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) segment: Segment,
+    piece_bytes: usize,
+}
+
+/// The size of a segment whose stages have so many bytes.
+pub(super) const fn size(piece_bytes: usize) -> usize {
+    STAGE + 2 * piece_bytes
+}
+
+impl Control {
+    /// `None` if the segment is not large enough for its stages.
+    pub(super) fn new(segment: Segment, piece_bytes: usize) -> Option<Self> {
+        (segment.byte_count() >= size(piece_bytes)).then_some(Self { segment, piece_bytes })
+    }
+
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        static NOWHERE: AtomicU32 = AtomicU32::new(0);
+        // Every offset here lies below the size that `new` asked for.
+        self.segment.word32(offset).unwrap_or(&NOWHERE)
+    }
+
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        static NOWHERE: AtomicU64 = AtomicU64::new(0);
+        self.segment.word64(offset).unwrap_or(&NOWHERE)
+    }
+
+    pub(super) fn progress(&self) -> u64 {
+        self.word64(PROGRESS).load(Ordering::SeqCst)
+    }
+
+    /// Publishes that everything before `place` is done, and wakes who waits for it.
+    pub(super) fn advance(&self, place: u64) {
+        self.word64(PROGRESS).store(place, Ordering::SeqCst);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        let bell = self.word32(BELL);
+        bell.fetch_add(1, Ordering::SeqCst);
+        if self.word32(SLEEPERS).load(Ordering::SeqCst) != 0 {
+            futex::wake(bell);
+        }
+    }
+
+    /// What changes whenever this member publishes something.
+    pub(super) fn bell(&self) -> u32 {
+        self.word32(BELL).load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until the bell differs from `heard`; a member killed here leaves its count, which only costs wakes.
+    pub(super) fn sleep(&self, heard: u32, limit: Duration) {
+        self.word32(SLEEPERS).fetch_add(1, Ordering::SeqCst);
+        futex::wait(self.word32(BELL), heard, limit);
+        self.word32(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self.word32(STATE).load(Ordering::SeqCst) {
+            0 => State::Live,
+            1 => State::Closed,
+            _ => State::Left,
+        }
+    }
+
+    fn write_text(&self, offset: usize, text: &str) {
+        let bytes = &text.as_bytes()[..text.floor_char_boundary(TEXT_LIMIT)];
+        self.word64(offset).store(bytes.len() as u64, Ordering::SeqCst);
+        let mut whole = self.segment.span_mut();
+        if let Ok(mut target) = whole.part(offset + 8..offset + 8 + bytes.len()) {
+            // Equal lengths: the copy cannot fail.
+            let _ = target.copy_from(Span::of(bytes));
+        }
+    }
+
+    fn read_text(&self, offset: usize) -> String {
+        let length = usize::try_from(self.word64(offset).load(Ordering::SeqCst)).unwrap_or(TEXT_LIMIT);
+        let range = offset + 8..offset + 8 + length.min(TEXT_LIMIT);
+        let bytes = self.segment.span().part(range).map(|span| span.to_vec()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace(char::is_control, " ")
+    }
+
+    /// Ends this member's part in the group, once; the first reason stays.
+    pub(super) fn leave(&self, cause: &Cause) {
+        if self.state() != State::Live {
+            return;
+        }
+        let lost = cause.lost.map_or(u64::MAX, |index| index as u64);
+        self.word64(CAUSE).store(lost, Ordering::SeqCst);
+        self.write_text(CAUSE + 8, &cause.text);
+        self.word32(STATE).store(2, Ordering::SeqCst);
+        self.ring();
+    }
+
+    pub(super) fn close(&self) {
+        if self.state() == State::Live {
+            self.word32(STATE).store(1, Ordering::SeqCst);
+            self.ring();
+        }
+    }
+
+    pub(super) fn cause(&self) -> Cause {
+        let lost = self.word64(CAUSE).load(Ordering::SeqCst);
+        let lost = if lost == u64::MAX { None } else { usize::try_from(lost).ok() };
+        Cause { lost, text: self.read_text(CAUSE + 8) }
+    }
+
+    /// Notes that the call after `sequence` was refused here.
+    pub(super) fn refuse(&self, sequence: u64, text: &str) {
+        self.write_text(REFUSAL + 8, text);
+        self.word64(REFUSAL).store(sequence + 1, Ordering::SeqCst);
+    }
+
+    /// Why the call after `sequence` was refused, if it was.
+    pub(super) fn refusal(&self, sequence: u64) -> Option<String> {
+        (self.word64(REFUSAL).load(Ordering::SeqCst) == sequence + 1).then(|| self.read_text(REFUSAL + 8))
+    }
+
+    const fn slot(sequence: u64) -> usize {
+        SLOTS + if sequence.is_multiple_of(2) { 0 } else { SLOT_BYTES }
+    }
+
+    pub(super) fn write_descriptor(&self, descriptor: &Descriptor) {
+        let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
+        let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
+        let words = [descriptor.sequence, kinds, descriptor.count, descriptor.root];
+        for (position, word) in words.into_iter().enumerate() {
+            self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Release);
+        }
+    }
+
+    /// The descriptor of a call; `None` if what lies there describes none.
+    pub(super) fn descriptor(&self, sequence: u64) -> Option<Descriptor> {
+        let word = |position| self.word64(Self::slot(sequence) + 8 * position).load(Ordering::Acquire);
+        let kinds = word(1);
+        let kind = |shift: u32| i32::from(u8::try_from((kinds >> shift) & 0xff).unwrap_or(0));
+        Some(Descriptor {
+            sequence: word(0),
+            verb: Verb::from_number(kind(0))?,
+            dtype: Dtype::from_number(kind(8))?,
+            op: ReduceOp::from_number(kind(16))?,
+            count: word(2),
+            root: word(3),
+        })
+    }
+
+    /// The first bytes beside the descriptor of a call.
+    pub(super) fn inline(&self, sequence: u64, byte_count: usize) -> Result<Span<'_>> {
+        let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
+        self.segment.span().part(start..start + byte_count.min(INLINE_BYTES))
+    }
+
+    pub(super) fn write_inline(&self, sequence: u64, bytes: Span<'_>) -> Result<()> {
+        let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
+        let end = start + bytes.byte_count().min(INLINE_BYTES);
+        self.segment.span_mut().part(start..end)?.copy_from(bytes)
+    }
+
+    /// One of the two stages, whole.
+    pub(super) fn stage(&self, number: usize) -> Result<Span<'_>> {
+        let start = STAGE + (number % 2) * self.piece_bytes;
+        self.segment.span().part(start..start + self.piece_bytes)
+    }
+
+    /// Does something with one of the own stages.
+    pub(super) fn with_stage<R>(
+        &self,
+        number: usize,
+        act: impl FnOnce(&mut SpanMut<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let start = STAGE + (number % 2) * self.piece_bytes;
+        let mut whole = self.segment.span_mut();
+        act(&mut whole.part(start..start + self.piece_bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_rubbish_is_not_believed() {
+        let segment = Segment::reserve("uform-test", size(64)).expect("memory is free");
+        let control = Control::new(segment, 64).expect("large enough");
+        let descriptor = Descriptor {
+            sequence: 3,
+            verb: Verb::AllReduce,
+            dtype: Dtype::Bool,
+            op: ReduceOp::BitwiseXor,
+            count: 7,
+            root: 0,
+        };
+        control.write_descriptor(&descriptor);
+        assert_eq!(control.descriptor(3), Some(descriptor));
+        assert_eq!(control.descriptor(2), None);
+        assert_eq!(call_of(place(5, 9)), (5, 9));
+        control.refuse(4, &"ä".repeat(400));
+        assert_eq!(control.refusal(4).expect("it was refused").chars().count(), 256);
+        assert_eq!(control.refusal(3), None);
+        let cause = Cause { lost: Some(2), text: "line\nline".to_owned() };
+        control.leave(&cause);
+        control.close();
+        assert_eq!((control.state(), control.cause().text.as_str()), (State::Left, "line line"));
+        control.segment.word64(CAUSE + 8).expect("within").store(u64::MAX, Ordering::SeqCst);
+        assert_eq!(control.cause().text.len(), TEXT_LIMIT);
+    }
+
+    #[test]
+    fn only_what_matters_for_a_verb_is_compared() {
+        let one = Descriptor {
+            sequence: 1,
+            verb: Verb::Broadcast,
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            count: 1,
+            root: 0,
+        };
+        assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);
+        assert_eq!(one.difference(&Descriptor { root: 1, ..one }), Some("the root"));
+        assert_eq!(one.difference(&Descriptor { dtype: Dtype::F64, ..one }), Some("the element type"));
+    }
+}

@@ -1,0 +1,195 @@
+//! How the members of a group give each other a segment: all get all of them, or all get the reason of the one that could not.
+
+use sha2::{Digest, Sha256};
+
+use super::handshake::Reader;
+use super::proof::{self, Mate, Proved};
+use crate::error::{Error, Result};
+use crate::sys::shared::Segment;
+use crate::sys::{Deadline, socket};
+
+/// Which exchange of segments a message belongs to.
+pub(super) type Label = [u8; 16];
+
+/// A label that only members of one group, doing the same thing, derive.
+pub(super) fn label(group: &str, seats: &[usize], what: &str, number: u64) -> Label {
+    let mut hash = Sha256::new();
+    hash.update(format!("{group}\0{seats:?}\0{what}\0{number}"));
+    let mut label = [0; 16];
+    label.iter_mut().zip(hash.finalize()).for_each(|(to, from)| *to = from);
+    label
+}
+
+/// One exchange.
+pub(super) struct Swap<'a> {
+    pub(super) proved: &'a Proved,
+    /// The indexes of the group, in the order of seats.
+    pub(super) seats: &'a [usize],
+    pub(super) label: Label,
+    pub(super) name: &'a str,
+    pub(super) phase: &'a str,
+    pub(super) deadline: &'a Deadline<'a>,
+    /// Asked while these indexes have not answered.
+    pub(super) look: &'a dyn Fn(&[usize]) -> Result<()>,
+}
+
+/// What a member says of its part: its size, or why there is none.
+enum Part {
+    Given(u64),
+    Failed(Error),
+}
+
+fn encode(part: &std::result::Result<u64, &Error>) -> Vec<u8> {
+    match part {
+        Ok(byte_count) => [&[0][..], &byte_count.to_le_bytes()].concat(),
+        Err(error) => {
+            let (place, wanted, free, remedy) = match error {
+                Error::Exhausted { place, wanted_bytes, free_bytes, remedy } => {
+                    (place.clone(), *wanted_bytes, *free_bytes, remedy.clone())
+                }
+                other => (format!("opening shared memory ({})", other.chain()), 0, 0, "see there".to_owned()),
+            };
+            let cut = |text: &str| text[..text.floor_char_boundary(300)].to_owned();
+            let text = format!("{}\0{}", cut(&place), cut(&remedy));
+            [&[1][..], &wanted.to_le_bytes(), &free.to_le_bytes(), text.as_bytes()].concat()
+        }
+    }
+}
+
+fn decode(bytes: &[u8], index: usize) -> Part {
+    let unreadable = || Error::Corrupt {
+        path: format!("memory announced by index {index}").into(),
+        offset: 0,
+        reason: "is no announcement".to_owned(),
+    };
+    let parse = || {
+        let (kind, rest) = bytes.split_first()?;
+        let mut reader = Reader(rest);
+        if *kind == 0 {
+            return Some(Part::Given(reader.long()?));
+        }
+        let (wanted_bytes, free_bytes) = (reader.long()?, reader.long()?);
+        let text = String::from_utf8_lossy(reader.0).into_owned();
+        let (place, remedy) = text.split_once('\0')?;
+        let place = format!("index {index}: {place}");
+        Some(Part::Failed(Error::Exhausted { place, wanted_bytes, free_bytes, remedy: remedy.to_owned() }))
+    };
+    parse().unwrap_or_else(|| Part::Failed(unreadable()))
+}
+
+impl Swap<'_> {
+    /// Gives this member's segment, or the reason why there is none, and takes everybody's, in the order of seats.
+    ///
+    /// # Errors
+    /// On all members the same: `Exhausted` naming the first that could not; else what `look` says, or `Lost`.
+    pub(super) fn run(&self, own: Result<Segment>) -> Result<Vec<Segment>> {
+        let announced = encode(&own.as_ref().map(|segment| segment.byte_count() as u64));
+        let file = own.as_ref().ok().map(Segment::file);
+        let received = self.round(1, &announced, file)?;
+        let mut failure = None;
+        let mut own = Some(own);
+        let mut segments = Vec::with_capacity(self.seats.len());
+        for (index, answer) in self.seats.iter().zip(received) {
+            let segment = match answer {
+                None => match own.take() {
+                    Some(Err(error)) => Err(decoded(&error, *index)),
+                    Some(Ok(segment)) => Ok(segment),
+                    None => continue,
+                },
+                Some((bytes, file)) => match (decode(&bytes, *index), file) {
+                    (Part::Failed(error), _) => Err(error),
+                    (Part::Given(byte_count), Some(file)) => {
+                        let byte_count = usize::try_from(byte_count).unwrap_or(usize::MAX);
+                        match Segment::adopt(self.name, file, byte_count) {
+                            Ok(segment) => Ok(segment),
+                            // Only this member knows that it could not map it.
+                            Err(error) => Err(decoded(&error, self.proved.index)),
+                        }
+                    }
+                    (Part::Given(_), None) => Err(decode(&[], *index).failed()),
+                },
+            };
+            match segment {
+                Ok(segment) => segments.push(segment),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        let verdict = match &failure {
+            None => encode(&Ok(0)),
+            Some(error) => encode(&Err(error)),
+        };
+        for (index, answer) in self.seats.iter().zip(self.round(2, &verdict, None)?) {
+            if let Some((bytes, _)) = answer
+                && let Part::Failed(error) = decode(&bytes, *index)
+            {
+                failure = failure.or(Some(error));
+            }
+        }
+        failure.map_or(Ok(segments), Err)
+    }
+
+    /// Sends to all and hears from all; this member's own place stays `None`.
+    #[allow(clippy::type_complexity, reason = "a message and its file, or nothing at the own place")]
+    fn round(
+        &self,
+        number: u8,
+        message: &[u8],
+        file: Option<std::os::fd::BorrowedFd<'_>>,
+    ) -> Result<Vec<Option<(Vec<u8>, Option<std::os::fd::OwnedFd>)>>> {
+        let prefix = [&self.label[..], &[number]].concat();
+        let whole = [&prefix[..], message].concat();
+        let mut unsent = self.mates()?;
+        let mut answers = self.seats.iter().map(|_| None).collect::<Vec<_>>();
+        loop {
+            // A full queue empties when the other side has read; one that is gone is found below.
+            unsent.retain(|(_, mate)| !mate.conversation.send(&whole, file));
+            for (seat, mate) in self.mates()? {
+                if answers[seat].is_none() {
+                    answers[seat] = mate.letter(&prefix, self.phase)?;
+                }
+            }
+            let lagging = self.mates()?.into_iter().filter(|(seat, _)| answers[*seat].is_none());
+            let lagging = lagging.map(|(_, mate)| mate.index).collect::<Vec<_>>();
+            if lagging.is_empty() && unsent.is_empty() {
+                return Ok(answers);
+            }
+            if let Some((_, mate)) = unsent.iter().find(|(_, mate)| !mate.is_alive()) {
+                return Err(mate.lost(self.phase));
+            }
+            (self.look)(&lagging)?;
+            socket::wait_readable(&proof::descriptors(self.proved), self.deadline.pause());
+        }
+    }
+
+    /// The others, with their seats.
+    fn mates(&self) -> Result<Vec<(usize, &Mate)>> {
+        let others = self.seats.iter().enumerate().filter(|(_, index)| **index != self.proved.index);
+        others
+            .map(|(seat, index)| {
+                let mate = self.proved.mates.get(index).ok_or_else(|| {
+                    let why = format!("index {index} is on another host, or in another network namespace");
+                    Error::unsupported("sharing memory", why)
+                })?;
+                Ok((seat, mate))
+            })
+            .collect()
+    }
+}
+
+impl Part {
+    fn failed(self) -> Error {
+        match self {
+            Self::Failed(error) => error,
+            Self::Given(_) => Error::Corrupt {
+                path: "memory announced by a member".into(),
+                offset: 0,
+                reason: "came without its file".to_owned(),
+            },
+        }
+    }
+}
+
+/// An own failure as the others will read it, so that all report the same.
+fn decoded(error: &Error, index: usize) -> Error {
+    decode(&encode(&Err(error)), index).failed()
+}

@@ -1,5 +1,8 @@
 //! Moving and reducing bytes inside one group: the trait every backend implements, and its conformance rules.
 
+mod reduce;
+pub mod shared;
+
 use std::sync::Arc;
 
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::handshake::Reader;
-use super::proof::{self, Mate, Proved};
+use super::proof::{Mate, Proved};
 use crate::error::{Error, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Deadline, socket};
@@ -71,7 +71,8 @@ fn decode(bytes: &[u8], index: usize) -> Part {
         let (wanted_bytes, free_bytes) = (reader.long()?, reader.long()?);
         let text = String::from_utf8_lossy(reader.0).into_owned();
         let (place, remedy) = text.split_once('\0')?;
-        let place = format!("index {index}: {place}");
+        let is_named = place.starts_with("index ");
+        let place = if is_named { place.to_owned() } else { format!("index {index}: {place}") };
         Some(Part::Failed(Error::Exhausted { place, wanted_bytes, free_bytes, remedy: remedy.to_owned() }))
     };
     parse().unwrap_or_else(|| Part::Failed(unreadable()))
@@ -148,16 +149,17 @@ impl Swap<'_> {
                     answers[seat] = mate.letter(&prefix, self.phase)?;
                 }
             }
-            let lagging = self.mates()?.into_iter().filter(|(seat, _)| answers[*seat].is_none());
-            let lagging = lagging.map(|(_, mate)| mate.index).collect::<Vec<_>>();
+            let mut lagging = self.mates()?;
+            lagging.retain(|(seat, _)| answers[*seat].is_none());
             if lagging.is_empty() && unsent.is_empty() {
                 return Ok(answers);
             }
             if let Some((_, mate)) = unsent.iter().find(|(_, mate)| !mate.is_alive()) {
                 return Err(mate.lost(self.phase));
             }
-            (self.look)(&lagging)?;
-            socket::wait_readable(&proof::descriptors(self.proved), self.deadline.pause());
+            (self.look)(&lagging.iter().map(|(_, mate)| mate.index).collect::<Vec<_>>())?;
+            let sockets = lagging.iter().map(|(_, mate)| mate.conversation.descriptor()).collect::<Vec<_>>();
+            socket::wait_readable(&sockets, self.deadline.pause());
         }
     }
 

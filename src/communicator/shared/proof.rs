@@ -1,7 +1,7 @@
 //! Proof that members share this host's memory: one connection to each, the run's key proved on it, trial memory opened.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -463,9 +463,4 @@ impl Gathering<'_> {
 fn number(index: usize) -> u32 {
     // Indexes beyond 32 bits do not exist: a roster of them would not fit in memory.
     u32::try_from(index).unwrap_or(u32::MAX)
-}
-
-/// The sockets of all mates, to be waited for.
-pub(super) fn descriptors(proved: &Proved) -> Vec<BorrowedFd<'_>> {
-    proved.mates.values().map(|mate| mate.conversation.descriptor()).collect()
 }

@@ -1,0 +1,307 @@
+//! The backend for members of one host: they read each other's memory, and watch each other's processes.
+
+mod arena;
+mod control;
+mod handshake;
+mod join;
+mod payload;
+mod proof;
+mod watch;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+pub use proof::{Listener, Proof};
+
+use self::control::{Cause, Control, Descriptor};
+use self::watch::Watch;
+use super::{Call, Communicator, SharedArena};
+use crate::error::{Error, Missing, Result};
+use crate::sys::shared::Segment;
+use crate::sys::{Deadline, process};
+use crate::topology::Group;
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// Bytes of one stage: a member's contribution passes through it piece by piece.
+const PIECE_BYTES: usize = 512 << 10;
+/// The smallest stage; every member can then stage one element for each other.
+const PIECE_LIMIT: usize = 1 << 30;
+/// Looks at a peer's progress before sleeping, where every member has a core of its own.
+const SPINS: u32 = 4000;
+
+/// A group whose members are processes, or threads of processes, of one host.
+///
+/// One call at a time: a second one at the same time is `Contended`.
+pub struct SharedCommunicator {
+    proof: Proof,
+    name: String,
+    seats: Vec<usize>,
+    own: usize,
+    pid: u32,
+    piece_bytes: usize,
+    spins: u32,
+    controls: Vec<Control>,
+    turn: Mutex<Turn>,
+    is_closed: AtomicBool,
+}
+
+/// What only the member in a call touches.
+#[derive(Default)]
+struct Turn {
+    sequence: u64,
+    arena_count: u64,
+    ended: Option<Error>,
+}
+
+impl std::fmt::Debug for SharedCommunicator {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "SharedCommunicator({}, seat {} of {})", self.name, self.own, self.seats.len())
+    }
+}
+
+impl SharedCommunicator {
+    /// Joins a group of members that have proved to each other that they share this host.
+    ///
+    /// Collective: all members of the group call it with the same group.
+    ///
+    /// # Errors
+    /// `Unsupported` if a member of the group is not among the proved; `Exhausted` on all members, naming the one
+    /// that could not reserve its part; `Lost`, `TimedOut` and `Interrupted`.
+    pub fn join(proof: Proof, group: &Group, deadline: &Deadline<'_>) -> Result<Arc<Self>> {
+        Self::join_with(proof, group, PIECE_BYTES, deadline)
+    }
+
+    /// Joins with stages of another size, the same on all members: a multiple of 8 that holds 8 bytes for each.
+    ///
+    /// # Errors
+    /// As [`SharedCommunicator::join`], and `Invalid` for another size.
+    pub fn join_with(
+        proof: Proof,
+        group: &Group,
+        piece_bytes: usize,
+        deadline: &Deadline<'_>,
+    ) -> Result<Arc<Self>> {
+        let count = group.seats.len();
+        if !piece_bytes.is_multiple_of(8) || piece_bytes < 8 * count || piece_bytes > PIECE_LIMIT {
+            let reason = format!("must be a multiple of 8 from {} to {PIECE_LIMIT}", 8 * count);
+            return Err(Error::invalid("piece_bytes", piece_bytes, "communicator", reason));
+        }
+        if group.seats.get(group.own) != Some(&proof.0.index) {
+            let reason = format!("must be the seat of index {} in {:?}", proof.0.index, group.seats);
+            return Err(Error::invalid("own", group.own, "group", reason));
+        }
+        let phase = format!("joining the group {}", group.name);
+        let look = |lagging: &[usize]| {
+            deadline.check(&phase, || {
+                let last_word = "alive, has not joined".to_owned();
+                lagging
+                    .iter()
+                    .map(|index| Missing { index: *index, last_word: last_word.clone() })
+                    .collect()
+            })
+        };
+        let swap = join::Swap {
+            proved: &proof.0,
+            seats: &group.seats,
+            label: join::label(&group.name, &group.seats, "join", 0),
+            name: "uform-control",
+            phase: &phase,
+            deadline,
+            look: &look,
+        };
+        let segments = swap.run(Segment::reserve("uform-control", control::size(piece_bytes)))?;
+        let controls = segments.into_iter().zip(&group.seats).map(|(segment, index)| {
+            Control::new(segment, piece_bytes).ok_or_else(|| Error::Disagreed {
+                field: "the size of a piece".to_owned(),
+                mine: format!("{piece_bytes} bytes"),
+                theirs: "has another".to_owned(),
+                index: *index,
+            })
+        });
+        let controls = controls.collect::<Result<Vec<_>>>()?;
+        let has_cores = proof.0.core_count >= proof.0.mates.len() + 1;
+        Ok(Arc::new(Self {
+            name: group.name.clone(),
+            seats: group.seats.clone(),
+            own: group.own,
+            pid: process::pid(),
+            piece_bytes,
+            spins: if has_cores { SPINS } else { 0 },
+            controls,
+            turn: Mutex::new(Turn::default()),
+            is_closed: AtomicBool::new(false),
+            proof,
+        }))
+    }
+
+    fn own_control(&self) -> &Control {
+        // `join` made one control for each seat, and `own` is a seat.
+        &self.controls[self.own]
+    }
+
+    fn closed(&self) -> Option<Error> {
+        let why = if process::pid() != self.pid {
+            "it was made before a fork; open another in this process"
+        } else if self.is_closed.load(Ordering::SeqCst) {
+            "it was closed by this member"
+        } else {
+            return None;
+        };
+        Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
+    }
+
+    /// Takes the turn, or says why this group makes no more calls.
+    fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let what = format!("the group {}", self.name);
+                let holder = format!("another call than this {}", verb.word());
+                return Err(Error::Contended { what, holder, waited: Duration::ZERO });
+            }
+        };
+        match &turn.ended {
+            Some(error) => Err(again(error)),
+            None => Ok(turn),
+        }
+    }
+
+    /// Publishes a call, waits for everybody's, and compares them.
+    fn enter(&self, watch: &Watch<'_>, descriptor: &Descriptor) -> Result<()> {
+        self.own_control().write_descriptor(descriptor);
+        self.own_control().advance(control::place(watch.sequence, 1));
+        self.reach(watch, 1, &|_| true)?;
+        self.compare(descriptor)
+    }
+
+    fn compare(&self, own: &Descriptor) -> Result<()> {
+        let calls = self.controls.iter().map(|control| control.descriptor(own.sequence));
+        let calls = calls.collect::<Vec<_>>();
+        let first = calls.first().copied().flatten();
+        // All members find the same: each call is compared with that of the first seat, in the order of seats.
+        let differs =
+            |call: &Option<Descriptor>| first.zip(*call).is_none_or(|(one, other)| one.difference(&other).is_some());
+        let Some(seat) = calls.iter().position(differs) else { return Ok(()) };
+        let mine_differs = calls.get(self.own).is_none_or(differs);
+        let seat = if mine_differs { 0 } else { seat };
+        let theirs = calls.get(seat).copied().flatten();
+        let field = theirs.and_then(|theirs| own.difference(&theirs)).unwrap_or("the call");
+        Err(Error::Disagreed {
+            field: format!("{field} of a call"),
+            mine: format!("{own}, index {}", self.seats[self.own]),
+            theirs: theirs.map_or_else(|| "no readable call".to_owned(), |theirs| theirs.to_string()),
+            index: self.seats[seat],
+        })
+    }
+
+    /// Ends a call: its place is the last, or, after an error that others cannot follow, the group is ended.
+    fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
+        match result {
+            Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
+                self.own_control().advance(control::place(watch.sequence, control::LAST_STEP));
+                result
+            }
+            Err(error) => {
+                let lost = match &error {
+                    Error::Lost { index, .. } => Some(*index),
+                    _ => None,
+                };
+                let text = match &error {
+                    Error::Lost { phase, .. } => phase.clone(),
+                    other => format!("left {}: {other}", watch.phase),
+                };
+                self.own_control().leave(&Cause { lost, text });
+                self.linger(watch);
+                turn.ended = Some(again(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// One call that carries bytes of every member, for what members have to agree on.
+    fn descriptor(verb: Verb, sequence: u64) -> Descriptor {
+        Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0 }
+    }
+}
+
+/// The same error once more, for the calls after the one that met it.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Lost { index, host, pid, phase } => {
+            Error::Lost { index: *index, host: host.clone(), pid: *pid, phase: phase.clone() }
+        }
+        Error::TimedOut { phase, waited, missing } => {
+            Error::TimedOut { phase: phase.clone(), waited: *waited, missing: missing.clone() }
+        }
+        Error::Interrupted { phase, waited } => Error::Interrupted { phase: phase.clone(), waited: *waited },
+        other => Error::Closed { what: "the group".to_owned(), why: format!("an earlier call failed: {other}") },
+    }
+}
+
+impl Communicator for SharedCommunicator {
+    fn seat(&self) -> usize {
+        self.own
+    }
+
+    fn count(&self) -> usize {
+        self.seats.len()
+    }
+
+    fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let count = self.check(&call)?;
+        let mut turn = self.begin(call.verb)?;
+        turn.sequence += 1;
+        let watch = Watch::new(call.verb, turn.sequence, deadline);
+        let descriptor = Descriptor {
+            sequence: turn.sequence,
+            verb: call.verb,
+            dtype: call.dtype,
+            op: call.op,
+            count: count as u64,
+            root: call.root as u64,
+        };
+        let result = self.carry(&watch, &descriptor, &mut call);
+        self.finish(&mut turn, &watch, result)
+    }
+
+    fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
+        let mut turn = self.begin(Verb::Arena)?;
+        turn.sequence += 1;
+        turn.arena_count += 1;
+        let watch = Watch::new(Verb::Arena, turn.sequence, deadline);
+        let mut made = None;
+        let result = self
+            .enter(&watch, &Self::descriptor(Verb::Arena, watch.sequence))
+            .and_then(|()| self.make_arena(&watch, turn.arena_count, byte_count))
+            .map(|arena| made = Some(arena));
+        self.finish(&mut turn, &watch, result)?;
+        made.map(|arena| Arc::new(arena) as Arc<dyn SharedArena>).ok_or_else(|| {
+            Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() }
+        })
+    }
+
+    fn refuse(&self, verb: Verb, reason: &Error) {
+        if self.closed().is_none() {
+            let (sequence, _) = control::call_of(self.own_control().progress());
+            self.own_control().refuse(sequence, &format!("refused {}: {reason}", verb.word()));
+        }
+    }
+
+    fn close(&self) {
+        if process::pid() == self.pid {
+            self.is_closed.store(true, Ordering::SeqCst);
+            self.own_control().close();
+        }
+    }
+}
+
+impl Drop for SharedCommunicator {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

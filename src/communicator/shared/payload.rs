@@ -1,0 +1,258 @@
+//! What each verb moves, once all members have agreed on the call.
+//!
+//! Small contributions lie beside the descriptors: nothing more is waited for. Large ones pass through the stages piece
+//! by piece. A stage is written again only after every reader has published a later step.
+
+use super::control::{self, Descriptor, INLINE_BYTES, LAST_STEP};
+use super::watch::Watch;
+use super::{Call, SharedCommunicator};
+use crate::communicator::reduce::{combine, pieces, share};
+use crate::error::{Error, Result};
+use crate::sys::kernel::reduce;
+use crate::sys::{Span, SpanMut};
+use crate::vocabulary::Verb;
+
+/// The arguments of one call, counted in elements.
+struct Work<'c, 'a> {
+    watch: &'c Watch<'a>,
+    descriptor: &'c Descriptor,
+    size: usize,
+    /// The elements of one member's share: `count` of the descriptor.
+    count: usize,
+    input: Option<Span<'c>>,
+}
+
+fn invalid(argument: &str, value: usize, reason: String) -> Error {
+    Error::invalid(argument, format!("{value} bytes"), "call", reason)
+}
+
+impl SharedCommunicator {
+    /// Checks a call before it takes a number; gives its count.
+    pub(super) fn check(&self, call: &Call<'_>) -> Result<usize> {
+        let (size, members) = (call.dtype.size_bytes(), self.seats.len());
+        let output = call.output.byte_count();
+        let input = call.input.map(|input| input.byte_count());
+        if !output.is_multiple_of(size) {
+            return Err(invalid("output", output, format!("must be whole elements of {size} bytes")));
+        }
+        let expect = |argument: &str, value: usize, wanted: usize| {
+            let reason = format!("must be {wanted} bytes, since the output has {output}");
+            if value == wanted { Ok(()) } else { Err(invalid(argument, value, reason)) }
+        };
+        let mut count = output / size;
+        match call.verb {
+            Verb::AllReduce => {
+                reduce::check(call.dtype, call.op)?;
+                expect("input", input.unwrap_or(output), output)?;
+            }
+            Verb::Broadcast => {
+                if call.root >= members {
+                    let reason = format!("must be below {members}");
+                    return Err(Error::invalid("root", call.root, "call", reason));
+                }
+                if let Some(input) = input {
+                    return Err(invalid("input", input, "must be none: a broadcast works in place".to_owned()));
+                }
+            }
+            Verb::AllGather | Verb::Exchange => {
+                if !count.is_multiple_of(members) {
+                    let reason = format!("must be a multiple of {members} elements of {size} bytes");
+                    return Err(invalid("output", output, reason));
+                }
+                count /= members;
+                expect("input", input.unwrap_or(count * size), count * size)?;
+            }
+            Verb::ReduceScatter => {
+                reduce::check(call.dtype, call.op)?;
+                let Some(input) = input else {
+                    return Err(invalid("input", 0, "must be given: there is no reduce_scatter in place".to_owned()));
+                };
+                expect("input", input, output.saturating_mul(members))?;
+            }
+            Verb::Barrier => {
+                expect("input", input.unwrap_or(0), 0)?;
+                if output != 0 {
+                    return Err(invalid("output", output, "must be empty: a barrier moves nothing".to_owned()));
+                }
+            }
+            _ => return Err(Error::unsupported(call.verb.word(), "it is not in this version")),
+        }
+        let steps = (count as u64).saturating_mul(2) / ((self.piece_bytes / (size * members)).max(1) as u64);
+        if steps + 8 > LAST_STEP {
+            return Err(invalid("output", output, "has more pieces than one call can count".to_owned()));
+        }
+        Ok(count)
+    }
+
+    /// Agrees on the call, then moves its payload.
+    pub(super) fn carry(
+        &self,
+        watch: &Watch<'_>,
+        descriptor: &Descriptor,
+        call: &mut Call<'_>,
+    ) -> Result<()> {
+        let (size, members) = (descriptor.dtype.size_bytes(), self.seats.len());
+        let count = usize::try_from(descriptor.count).unwrap_or(usize::MAX);
+        if members == 1 {
+            return match call.input {
+                Some(input) if descriptor.verb != Verb::Barrier => call.output.copy_from(input),
+                _ => Ok(()),
+            };
+        }
+        let shares = if descriptor.verb == Verb::ReduceScatter { members } else { 1 };
+        let is_small = count.saturating_mul(size).saturating_mul(shares) <= INLINE_BYTES;
+        let own = self.own;
+        let is_silent = descriptor.verb == Verb::Broadcast && call.root != own;
+        if is_small && !is_silent {
+            let contribution = match (call.input, descriptor.verb) {
+                (Some(input), _) => input,
+                (None, Verb::AllGather | Verb::Exchange) => {
+                    call.output.as_span().part(own * count * size..(own + 1) * count * size)?
+                }
+                (None, _) => call.output.as_span(),
+            };
+            self.own_control().write_inline(watch.sequence, contribution)?;
+        }
+        self.enter(watch, descriptor)?;
+        let work = Work { watch, descriptor, size, count, input: call.input };
+        let output = &mut call.output;
+        match (descriptor.verb, is_small) {
+            _ if count == 0 => Ok(()),
+            (_, true) => self.move_small(&work, output),
+            (Verb::AllReduce, false) => self.all_reduce(&work, output),
+            (Verb::Broadcast, false) => self.broadcast(&work, output),
+            (Verb::AllGather | Verb::Exchange, false) => self.all_gather(&work, output),
+            (Verb::ReduceScatter, false) => self.reduce_scatter(&work, output),
+            _ => Ok(()),
+        }
+    }
+
+    fn move_small(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let (sequence, bytes) = (work.watch.sequence, work.count * work.size);
+        let Descriptor { verb, dtype, op, .. } = *work.descriptor;
+        match verb {
+            Verb::AllReduce => {
+                let sources = self.controls.iter().map(|control| control.inline(sequence, bytes));
+                combine(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
+            }
+            Verb::ReduceScatter => {
+                let range = self.own * bytes..(self.own + 1) * bytes;
+                let sources = self.controls.iter().map(|control| {
+                    control.inline(sequence, bytes * self.seats.len())?.part(range.clone())
+                });
+                combine(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
+            }
+            Verb::Broadcast => {
+                let root = usize::try_from(work.descriptor.root).unwrap_or(0);
+                if root == self.own { Ok(()) } else { output.copy_from(self.controls[root].inline(sequence, bytes)?) }
+            }
+            _ => {
+                for (seat, control) in self.controls.iter().enumerate() {
+                    output.part(seat * bytes..(seat + 1) * bytes)?.copy_from(control.inline(sequence, bytes)?)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Publishes a step and waits for it on all members.
+    fn step_together(&self, watch: &Watch<'_>, step: &mut u64) -> Result<()> {
+        *step += 1;
+        self.own_control().advance(control::place(watch.sequence, *step));
+        self.reach(watch, *step, &|_| true)
+    }
+
+    fn all_reduce(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let (size, members, own) = (work.size, self.seats.len(), self.own);
+        let mut step = 1;
+        for (number, piece) in pieces(work.count, self.piece_bytes / size).enumerate() {
+            let (start, count) = (piece.start * size, piece.len());
+            let bytes = start..start + count * size;
+            let source = work.input.unwrap_or(output.as_span()).part(bytes)?;
+            self.own_control()
+                .with_stage(number, |stage| stage.part(0..count * size)?.copy_from(source))?;
+            self.step_together(work.watch, &mut step)?;
+            let range = |seat| {
+                let range = share(count, members, seat);
+                range.start * size..range.end * size
+            };
+            let sources = self.controls.iter().map(|control| control.stage(number)?.part(range(own)));
+            let sources = sources.collect::<Result<Vec<_>>>()?;
+            // The result takes the place of the own contribution, which nobody else reads.
+            self.own_control().with_stage(number, |stage| {
+                combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut stage.part(range(own))?)
+            })?;
+            self.step_together(work.watch, &mut step)?;
+            for (seat, control) in self.controls.iter().enumerate() {
+                let range = range(seat);
+                let result = control.stage(number)?.part(range.clone())?;
+                output.part(start + range.start..start + range.end)?.copy_from(result)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let root = usize::try_from(work.descriptor.root).unwrap_or(0);
+        for (number, piece) in pieces(work.count, self.piece_bytes / work.size).enumerate() {
+            let bytes = piece.start * work.size..piece.end * work.size;
+            let length = bytes.len();
+            let step = 2 + number as u64;
+            if root == self.own {
+                // This stage was read by all before they published the step of the piece in it.
+                if number >= 2 {
+                    self.reach(work.watch, step - 2, &|_| true)?;
+                }
+                let source = output.as_span().part(bytes)?;
+                self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
+            } else {
+                self.reach(work.watch, step, &|seat| seat == root)?;
+                output.part(bytes)?.copy_from(self.controls[root].stage(number)?.part(0..length)?)?;
+            }
+            self.own_control().advance(control::place(work.watch.sequence, step));
+        }
+        Ok(())
+    }
+
+    fn all_gather(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let (size, whole) = (work.size, work.count * work.size);
+        let mut step = 1;
+        for (number, piece) in pieces(work.count, self.piece_bytes / size).enumerate() {
+            let (start, end) = (piece.start * size, piece.end * size);
+            let place = |seat: usize| seat * whole + start..seat * whole + end;
+            let source = match work.input {
+                Some(input) => input.part(start..end)?,
+                None => output.as_span().part(place(self.own))?,
+            };
+            self.own_control().with_stage(number, |stage| stage.part(0..end - start)?.copy_from(source))?;
+            self.step_together(work.watch, &mut step)?;
+            for (seat, control) in self.controls.iter().enumerate() {
+                output.part(place(seat))?.copy_from(control.stage(number)?.part(0..end - start)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let (size, members, whole) = (work.size, self.seats.len(), work.count * work.size);
+        let input = work.input.unwrap_or(Span::empty());
+        let mut step = 1;
+        for (number, piece) in pieces(work.count, self.piece_bytes / (size * members)).enumerate() {
+            let (start, length) = (piece.start * size, piece.len() * size);
+            self.own_control().with_stage(number, |stage| {
+                for seat in 0..members {
+                    let source = input.part(seat * whole + start..seat * whole + start + length)?;
+                    stage.part(seat * length..(seat + 1) * length)?.copy_from(source)?;
+                }
+                Ok(())
+            })?;
+            self.step_together(work.watch, &mut step)?;
+            let range = self.own * length..(self.own + 1) * length;
+            let sources = self.controls.iter().map(|control| control.stage(number)?.part(range.clone()));
+            let sources = sources.collect::<Result<Vec<_>>>()?;
+            let mut target = output.part(start..start + length)?;
+            combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Waiting for the other members of a call, and noticing those that will not come.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::SharedCommunicator;
+use super::control::{self, LAST_STEP, State};
+use crate::error::{Error, Missing, Result};
+use crate::sys::{CHECK_INTERVAL, Deadline};
+use crate::vocabulary::Verb;
+
+/// When a call that still waits says so.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest a failed call waits until its peers have let go of its memory.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// One call as its waits see it.
+pub(super) struct Watch<'a> {
+    pub(super) sequence: u64,
+    pub(super) phase: String,
+    pub(super) deadline: &'a Deadline<'a>,
+    /// Whether peers may read this member's private arrays.
+    pub(super) is_lending: Cell<bool>,
+    was_warned: Cell<bool>,
+    looked: Cell<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(verb: Verb, sequence: u64, deadline: &'a Deadline<'a>) -> Self {
+        let phase = format!("{} #{sequence}", verb.word());
+        let (is_lending, was_warned) = (Cell::new(false), Cell::new(false));
+        Self { sequence, phase, deadline, is_lending, was_warned, looked: Cell::new(Instant::now()) }
+    }
+}
+
+impl SharedCommunicator {
+    /// Waits until the needed seats have published a step of this call.
+    ///
+    /// # Errors
+    /// `Lost`, `TimedOut`, `Interrupted`, and `Closed` if this member closed meanwhile.
+    pub(super) fn reach(&self, watch: &Watch<'_>, step: u64, needs: &dyn Fn(usize) -> bool) -> Result<()> {
+        let target = control::place(watch.sequence, step);
+        for (seat, control) in self.controls.iter().enumerate() {
+            if seat == self.own || !needs(seat) {
+                continue;
+            }
+            let mut spins = 0;
+            while control.progress() < target && spins < self.spins {
+                std::hint::spin_loop();
+                spins += 1;
+            }
+            loop {
+                let heard = control.bell();
+                if control.progress() >= target {
+                    break;
+                }
+                self.look(watch, target, needs)?;
+                control.sleep(heard, watch.deadline.pause());
+            }
+        }
+        // A call that never has to wait is asked for its interrupt too.
+        if watch.looked.get().elapsed() >= CHECK_INTERVAL {
+            self.look(watch, target, needs)?;
+        }
+        Ok(())
+    }
+
+    fn is_behind(&self, seat: usize, target: u64) -> bool {
+        seat != self.own && self.controls[seat].progress() < target
+    }
+
+    /// Everything that ends a wait but its success.
+    fn look(&self, watch: &Watch<'_>, target: u64, needs: &dyn Fn(usize) -> bool) -> Result<()> {
+        watch.looked.set(Instant::now());
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        watch.deadline.check_interrupt(&watch.phase)?;
+        let behind = || (0..self.seats.len()).filter(|seat| needs(*seat) && self.is_behind(*seat, target));
+        for seat in behind() {
+            self.check_seat(seat, target, &watch.phase)?;
+        }
+        let missing = || {
+            let missing = |seat: usize| Missing { index: self.seats[seat], last_word: self.last_word(seat) };
+            behind().map(missing).collect::<Vec<_>>()
+        };
+        if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
+            let names = missing().iter().map(|one| format!("index {} ({})", one.index, one.last_word));
+            let names = names.collect::<Vec<_>>().join("; ");
+            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase);
+        }
+        if watch.deadline.passed() {
+            let missing = missing();
+            // The last of them may just have come: then there is nobody to name, and the wait has ended.
+            if !missing.is_empty() {
+                let (phase, waited) = (watch.phase.clone(), watch.deadline.waited());
+                return Err(Error::TimedOut { phase, waited, missing });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a seat that is behind can still come.
+    pub(super) fn check_seat(&self, seat: usize, target: u64, phase: &str) -> Result<()> {
+        let is_gone = self.is_gone(seat);
+        // Looked at after the process: what it published before it ended counts.
+        if !self.is_behind(seat, target) {
+            return Ok(());
+        }
+        let control = &self.controls[seat];
+        match control.state() {
+            State::Left => {
+                let cause = control.cause();
+                Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text))
+            }
+            State::Closed => {
+                let doing = self.doing(seat);
+                Err(self.lost(self.seats[seat], format!("{phase}: it closed the group after {doing}")))
+            }
+            State::Live if is_gone => {
+                let doing = self.doing(seat);
+                Err(self.lost(self.seats[seat], format!("{phase}: its process ended in {doing}")))
+            }
+            State::Live => Ok(()),
+        }
+    }
+
+    fn is_gone(&self, seat: usize) -> bool {
+        let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
+        mate.is_some_and(|mate| !mate.is_alive() || mate.conversation.has_ended())
+    }
+
+    pub(super) fn lost(&self, index: usize, phase: String) -> Error {
+        let mate = self.proof.0.mates.get(&index).map(|mate| &mate.process);
+        let process = mate.unwrap_or(&self.proof.0.own);
+        Error::Lost { index, host: process.host_name.clone(), pid: process.pid, phase }
+    }
+
+    /// The call that a member is in, or the one after which it runs the user's code.
+    fn doing(&self, seat: usize) -> String {
+        let (sequence, step) = control::call_of(self.controls[seat].progress());
+        if sequence == 0 {
+            return "user code, before its first call".to_owned();
+        }
+        let descriptor = self.controls[seat].descriptor(sequence).filter(|call| call.sequence == sequence);
+        let verb = descriptor.map_or("call", |call| call.verb.word());
+        if step == LAST_STEP {
+            format!("user code since {verb} #{sequence}")
+        } else {
+            format!("{verb} #{sequence}")
+        }
+    }
+
+    /// What a member was last seen doing.
+    pub(super) fn last_word(&self, seat: usize) -> String {
+        let (sequence, _) = control::call_of(self.controls[seat].progress());
+        let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
+        let peer = mate.and_then(|mate| mate.peer.as_ref());
+        let life = if peer.is_some_and(crate::sys::peer::Peer::is_stopped) { "stopped by a signal" } else { "alive" };
+        let refusal = self.controls[seat].refusal(sequence).map_or_else(String::new, |text| format!(", {text}"));
+        format!("{}, {life}{refusal}", self.doing(seat))
+    }
+
+    /// Waits a moment for live peers to leave the call too: until then they may read this member's arrays.
+    pub(super) fn linger(&self, watch: &Watch<'_>) {
+        if !watch.is_lending.get() {
+            return;
+        }
+        let start = Instant::now();
+        let is_inside = |seat: usize| {
+            let (sequence, step) = control::call_of(self.controls[seat].progress());
+            let is_live = self.controls[seat].state() == State::Live && !self.is_gone(seat);
+            seat != self.own && is_live && sequence == watch.sequence && step > 0 && step < LAST_STEP
+        };
+        for seat in 0..self.seats.len() {
+            loop {
+                let heard = self.controls[seat].bell();
+                let waited = start.elapsed();
+                if waited >= LINGER || !is_inside(seat) {
+                    break;
+                }
+                self.controls[seat].sleep(heard, (LINGER - waited).min(CHECK_INTERVAL));
+            }
+        }
+    }
+}

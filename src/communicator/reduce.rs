@@ -56,7 +56,10 @@ mod tests {
             for parts in 1..7 {
                 let shares = (0..parts).flat_map(|position| share(count, parts, position));
                 assert_eq!(shares.collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
-                assert_eq!(pieces(count, parts).flatten().collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
+                assert_eq!(
+                    pieces(count, parts).flatten().collect::<Vec<_>>(),
+                    (0..count).collect::<Vec<_>>()
+                );
             }
         }
     }

@@ -239,7 +239,7 @@ impl Control {
 
     /// The descriptor of a call; `None` if what lies there describes none.
     pub(super) fn descriptor(&self, sequence: u64) -> Option<Descriptor> {
-        let word = |position| self.word64(Self::slot(sequence) + 8 * position).load(Ordering::Acquire);
+        let word = |position: usize| self.word64(Self::slot(sequence) + 8 * position).load(Ordering::Acquire);
         let kinds = word(1);
         let kind = |shift: u32| i32::from(u8::try_from((kinds >> shift) & 0xff).unwrap_or(0));
         Some(Descriptor {

@@ -141,6 +141,7 @@ impl Swap<'_> {
         let whole = [&prefix[..], message].concat();
         let mut unsent = self.mates()?;
         let mut answers = self.seats.iter().map(|_| None).collect::<Vec<_>>();
+        let mut verdict = Ok(());
         loop {
             // A full queue empties when the other side has read; one that is gone is found below.
             unsent.retain(|(_, mate)| !mate.conversation.send(&whole, file));
@@ -154,10 +155,15 @@ impl Swap<'_> {
             if lagging.is_empty() && unsent.is_empty() {
                 return Ok(answers);
             }
+            // Messages were looked for once more after the bad news: what was sent before counts.
+            verdict?;
             if let Some((_, mate)) = unsent.iter().find(|(_, mate)| !mate.is_alive()) {
                 return Err(mate.lost(self.phase));
             }
-            (self.look)(&lagging.iter().map(|(_, mate)| mate.index).collect::<Vec<_>>())?;
+            verdict = (self.look)(&lagging.iter().map(|(_, mate)| mate.index).collect::<Vec<_>>());
+            if verdict.is_err() {
+                continue;
+            }
             let sockets = lagging.iter().map(|(_, mate)| mate.conversation.descriptor()).collect::<Vec<_>>();
             socket::wait_readable(&sockets, self.deadline.pause());
         }

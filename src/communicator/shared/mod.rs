@@ -95,10 +95,7 @@ impl SharedCommunicator {
         let look = |lagging: &[usize]| {
             deadline.check(&phase, || {
                 let last_word = "alive, has not joined".to_owned();
-                lagging
-                    .iter()
-                    .map(|index| Missing { index: *index, last_word: last_word.clone() })
-                    .collect()
+                lagging.iter().map(|index| Missing { index: *index, last_word: last_word.clone() }).collect()
             })
         };
         let swap = join::Swap {
@@ -120,7 +117,7 @@ impl SharedCommunicator {
             })
         });
         let controls = controls.collect::<Result<Vec<_>>>()?;
-        let has_cores = proof.0.core_count >= proof.0.mates.len() + 1;
+        let has_cores = proof.0.core_count > proof.0.mates.len();
         Ok(Arc::new(Self {
             name: group.name.clone(),
             seats: group.seats.clone(),
@@ -184,8 +181,9 @@ impl SharedCommunicator {
         let calls = calls.collect::<Vec<_>>();
         let first = calls.first().copied().flatten();
         // All members find the same: each call is compared with that of the first seat, in the order of seats.
-        let differs =
-            |call: &Option<Descriptor>| first.zip(*call).is_none_or(|(one, other)| one.difference(&other).is_some());
+        let differs = |call: &Option<Descriptor>| {
+            first.zip(*call).is_none_or(|(one, other)| one.difference(&other).is_some())
+        };
         let Some(seat) = calls.iter().position(differs) else { return Ok(()) };
         let mine_differs = calls.get(self.own).is_none_or(differs);
         let seat = if mine_differs { 0 } else { seat };
@@ -239,7 +237,9 @@ fn again(error: &Error) -> Error {
             Error::TimedOut { phase: phase.clone(), waited: *waited, missing: missing.clone() }
         }
         Error::Interrupted { phase, waited } => Error::Interrupted { phase: phase.clone(), waited: *waited },
-        other => Error::Closed { what: "the group".to_owned(), why: format!("an earlier call failed: {other}") },
+        other => {
+            Error::Closed { what: "the group".to_owned(), why: format!("an earlier call failed: {other}") }
+        }
     }
 }
 
@@ -280,9 +280,8 @@ impl Communicator for SharedCommunicator {
             .and_then(|()| self.make_arena(&watch, turn.arena_count, byte_count))
             .map(|arena| made = Some(arena));
         self.finish(&mut turn, &watch, result)?;
-        made.map(|arena| Arc::new(arena) as Arc<dyn SharedArena>).ok_or_else(|| {
-            Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() }
-        })
+        made.map(|arena| Arc::new(arena) as Arc<dyn SharedArena>)
+            .ok_or_else(|| Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() })
     }
 
     fn refuse(&self, verb: Verb, reason: &Error) {

@@ -51,7 +51,11 @@ impl SharedCommunicator {
                     return Err(Error::invalid("root", call.root, "call", reason));
                 }
                 if let Some(input) = input {
-                    return Err(invalid("input", input, "must be none: a broadcast works in place".to_owned()));
+                    return Err(invalid(
+                        "input",
+                        input,
+                        "must be none: a broadcast works in place".to_owned(),
+                    ));
                 }
             }
             Verb::AllGather | Verb::Exchange => {
@@ -65,14 +69,22 @@ impl SharedCommunicator {
             Verb::ReduceScatter => {
                 reduce::check(call.dtype, call.op)?;
                 let Some(input) = input else {
-                    return Err(invalid("input", 0, "must be given: there is no reduce_scatter in place".to_owned()));
+                    return Err(invalid(
+                        "input",
+                        0,
+                        "must be given: there is no reduce_scatter in place".to_owned(),
+                    ));
                 };
                 expect("input", input, output.saturating_mul(members))?;
             }
             Verb::Barrier => {
                 expect("input", input.unwrap_or(0), 0)?;
                 if output != 0 {
-                    return Err(invalid("output", output, "must be empty: a barrier moves nothing".to_owned()));
+                    return Err(invalid(
+                        "output",
+                        output,
+                        "must be empty: a barrier moves nothing".to_owned(),
+                    ));
                 }
             }
             _ => return Err(Error::unsupported(call.verb.word(), "it is not in this version")),
@@ -137,18 +149,25 @@ impl SharedCommunicator {
             }
             Verb::ReduceScatter => {
                 let range = self.own * bytes..(self.own + 1) * bytes;
-                let sources = self.controls.iter().map(|control| {
-                    control.inline(sequence, bytes * self.seats.len())?.part(range.clone())
-                });
+                let sources = self
+                    .controls
+                    .iter()
+                    .map(|control| control.inline(sequence, bytes * self.seats.len())?.part(range.clone()));
                 combine(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
             }
             Verb::Broadcast => {
                 let root = usize::try_from(work.descriptor.root).unwrap_or(0);
-                if root == self.own { Ok(()) } else { output.copy_from(self.controls[root].inline(sequence, bytes)?) }
+                if root == self.own {
+                    Ok(())
+                } else {
+                    output.copy_from(self.controls[root].inline(sequence, bytes)?)
+                }
             }
             _ => {
                 for (seat, control) in self.controls.iter().enumerate() {
-                    output.part(seat * bytes..(seat + 1) * bytes)?.copy_from(control.inline(sequence, bytes)?)?;
+                    output
+                        .part(seat * bytes..(seat + 1) * bytes)?
+                        .copy_from(control.inline(sequence, bytes)?)?;
                 }
                 Ok(())
             }
@@ -169,8 +188,7 @@ impl SharedCommunicator {
             let (start, count) = (piece.start * size, piece.len());
             let bytes = start..start + count * size;
             let source = work.input.unwrap_or(output.as_span()).part(bytes)?;
-            self.own_control()
-                .with_stage(number, |stage| stage.part(0..count * size)?.copy_from(source))?;
+            self.own_control().with_stage(number, |stage| stage.part(0..count * size)?.copy_from(source))?;
             self.step_together(work.watch, &mut step)?;
             let range = |seat| {
                 let range = share(count, members, seat);

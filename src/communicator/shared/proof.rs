@@ -63,7 +63,8 @@ impl Mate {
     /// `Lost` if it has hung up.
     pub(super) fn letter(&self, prefix: &[u8], phase: &str) -> Result<Option<Letter>> {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut has_ended = false;
+        // Asked before the messages are taken: what it sent before it ended counts.
+        let mut has_ended = !self.is_alive();
         loop {
             match self.conversation.hear() {
                 Heard::Message(bytes, file) => inbox.push_back((bytes, file)),
@@ -79,7 +80,7 @@ impl Mate {
                 .remove(position)
                 .map(|(bytes, file)| (bytes.get(prefix.len()..).unwrap_or_default().to_vec(), file)));
         }
-        if has_ended || !self.is_alive() { Err(self.lost(phase)) } else { Ok(None) }
+        if has_ended { Err(self.lost(phase)) } else { Ok(None) }
     }
 
     /// Whether its process lives as far as this one can tell.
@@ -186,7 +187,7 @@ fn mates_of(roster: &Roster, index: usize) -> Vec<usize> {
 }
 
 fn core_count(roster: &Roster, indexes: impl Iterator<Item = usize>) -> usize {
-    let mut cores = Vec::new();
+    let mut cores = Vec::<u32>::new();
     let mut quota = usize::MAX;
     for member in indexes.filter_map(|index| roster.members.get(index)) {
         cores.extend(&member.introduction.cores);
@@ -371,12 +372,8 @@ impl Gathering<'_> {
                     Heard::Message(bytes, _) => Greeting::decode(&bytes),
                 };
                 let (lower, higher) = (number(to), number(self.index));
-                let pair = |challenge| Pair {
-                    lower,
-                    higher,
-                    lower_challenge: challenge,
-                    higher_challenge: own,
-                };
+                let pair =
+                    |challenge| Pair { lower, higher, lower_challenge: challenge, higher_challenge: own };
                 let pair = match heard {
                     Some(Greeting::Answer { challenge, tag })
                         if pair(challenge).is_proved(self.key, Side::Lower, &tag) =>

@@ -85,7 +85,7 @@ impl SharedCommunicator {
             behind().map(missing).collect::<Vec<_>>()
         };
         if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
-            let names = missing().iter().map(|one| format!("index {} ({})", one.index, one.last_word));
+            let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
             let names = names.collect::<Vec<_>>().join("; ");
             tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase);
         }
@@ -156,8 +156,13 @@ impl SharedCommunicator {
         let (sequence, _) = control::call_of(self.controls[seat].progress());
         let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
         let peer = mate.and_then(|mate| mate.peer.as_ref());
-        let life = if peer.is_some_and(crate::sys::peer::Peer::is_stopped) { "stopped by a signal" } else { "alive" };
-        let refusal = self.controls[seat].refusal(sequence).map_or_else(String::new, |text| format!(", {text}"));
+        let life = if peer.is_some_and(crate::sys::peer::Peer::is_stopped) {
+            "stopped by a signal"
+        } else {
+            "alive"
+        };
+        let refusal =
+            self.controls[seat].refusal(sequence).map_or_else(String::new, |text| format!(", {text}"));
         format!("{}, {life}{refusal}", self.doing(seat))
     }
 

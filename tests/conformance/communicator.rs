@@ -1,0 +1,267 @@
+//! What every communicator must do, whatever its members are.
+
+use std::time::Duration;
+
+use uform::communicator::{Call, Communicator};
+use uform::error::Error;
+use uform::sys::{Element, Span, SpanMut};
+use uform::vocabulary::{Dtype, ReduceOp, Verb};
+
+use super::members::{self, patience};
+use crate::harness;
+
+/// The roles of this file.
+pub(crate) const ROLES: &[(&str, harness::Role)] = &[("communicator.suite", member)];
+
+/// Pieces so small that nearly every array has many of them.
+const TINY: usize = 64;
+const COUNTS: [usize; 4] = [1, 2, 3, 5];
+/// Zero, odd, beside the descriptor, beyond it.
+const LENGTHS: [usize; 6] = [0, 1, 7, 1000, 2049, 10_001];
+
+fn run<T: Element>(
+    communicator: &dyn Communicator,
+    verb: Verb,
+    op: ReduceOp,
+    input: Option<&[T]>,
+    output: &mut [T],
+) -> Result<(), Error> {
+    let (input, output) = (input.map(Span::of), SpanMut::of(output));
+    communicator.run(Call { verb, dtype: T::DTYPE, op, root: 0, input, output }, &patience())
+}
+
+fn value(seat: usize, position: usize) -> f64 {
+    seat as f64 * 1e6 + position as f64
+}
+
+fn values(seat: usize, length: usize) -> Vec<f64> {
+    (0..length).map(|position| value(seat, position)).collect()
+}
+
+fn reduces(communicator: &dyn Communicator) {
+    let (seat, count) = (communicator.seat(), communicator.count());
+    for length in LENGTHS {
+        for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max] {
+            let expected = |position: usize| {
+                let sum = (0..count).map(|seat| value(seat, position)).sum::<f64>();
+                match op {
+                    ReduceOp::Sum => sum,
+                    ReduceOp::Average => sum / count as f64,
+                    ReduceOp::Min => value(0, position),
+                    _ => value(count - 1, position),
+                }
+            };
+            let input = values(seat, length);
+            let mut output = vec![-1.0; length];
+            run(communicator, Verb::AllReduce, op, Some(&input), &mut output).expect("out of place");
+            assert!((0..length).all(|position| output[position] == expected(position)), "{op} of {length}");
+            let mut output = values(seat, length);
+            run(communicator, Verb::AllReduce, op, None, &mut output).expect("in place");
+            assert!((0..length).all(|position| output[position] == expected(position)), "{op} of {length}");
+            let input = values(seat, length * count);
+            let mut output = vec![-1.0; length];
+            run(communicator, Verb::ReduceScatter, op, Some(&input), &mut output).expect("scattered");
+            let right = |position: usize| output[position] == expected(seat * length + position);
+            assert!((0..length).all(right), "{op} of {length}");
+        }
+    }
+}
+
+fn gathers(communicator: &dyn Communicator) {
+    let (seat, count) = (communicator.seat(), communicator.count());
+    for length in LENGTHS {
+        let expected = (0..count).flat_map(|seat| values(seat, length)).collect::<Vec<_>>();
+        let mut output = vec![-1.0; length * count];
+        let input = values(seat, length);
+        run(communicator, Verb::AllGather, ReduceOp::Sum, Some(&input), &mut output).expect("gathered");
+        assert_eq!(output, expected);
+        let mut output = vec![-1.0; length * count];
+        output[seat * length..(seat + 1) * length].copy_from_slice(&input);
+        run(communicator, Verb::AllGather, ReduceOp::Sum, None, &mut output).expect("in place");
+        assert_eq!(output, expected);
+        for root in 0..count {
+            let mut output = values(seat, length);
+            let call = Call {
+                verb: Verb::Broadcast,
+                dtype: Dtype::F64,
+                op: ReduceOp::Sum,
+                root,
+                input: None,
+                output: SpanMut::of(&mut output),
+            };
+            communicator.run(call, &patience()).expect("broadcast");
+            assert_eq!(output, values(root, length));
+        }
+    }
+    run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have come");
+}
+
+/// Every element type, at an odd address.
+fn all_types(communicator: &dyn Communicator) {
+    let (seat, count) = (communicator.seat(), communicator.count());
+    for dtype in Dtype::ALL {
+        for op in ReduceOp::ALL {
+            let bytes = dtype.size_bytes() * 33;
+            let mut memory = vec![0u8; bytes + 1];
+            let mut whole = SpanMut::of(&mut memory);
+            let output = whole.part(1..bytes + 1).expect("within");
+            let call = Call { verb: Verb::AllReduce, dtype: *dtype, op: *op, root: 0, input: None, output };
+            match communicator.run(call, &patience()) {
+                Ok(()) => assert!(memory.iter().all(|byte| *byte == 0), "zeros stay zeros"),
+                Err(Error::Unsupported { .. }) => assert!(dtype.is_float() || *dtype == Dtype::Bool),
+                Err(error) => panic!("{op} of {dtype}: {error}"),
+            }
+        }
+    }
+    let mut numbers = vec![seat as i32 + 1; 5000];
+    run(communicator, Verb::AllReduce, ReduceOp::Product, None, &mut numbers).expect("multiplied");
+    assert!(numbers.iter().all(|number| *number == (1..=count as i32).product::<i32>()));
+    let mut bits = vec![1u64 << seat; 3000];
+    run(communicator, Verb::AllReduce, ReduceOp::BitwiseXor, None, &mut bits).expect("combined");
+    assert!(bits.iter().all(|bits| *bits == (1 << count) - 1));
+}
+
+fn disagreements(communicator: &dyn Communicator) {
+    let (seat, count) = (communicator.seat(), communicator.count());
+    if count == 1 {
+        return;
+    }
+    let odd = seat == count - 1;
+    let call = |case: usize, output: SpanMut<'_>| {
+        let mut call =
+            Call { verb: Verb::AllReduce, dtype: Dtype::F32, op: ReduceOp::Sum, root: 0, input: None, output };
+        match case {
+            1 if odd => call.dtype = Dtype::I32,
+            2 if odd => call.op = ReduceOp::Max,
+            3 => {
+                call.verb = Verb::Broadcast;
+                call.root = usize::from(odd);
+            }
+            4 if odd => call.verb = Verb::Broadcast,
+            _ => {}
+        }
+        communicator.run(call, &patience())
+    };
+    for length in [100, 20_000] {
+        for case in 0..5 {
+            let mut numbers = vec![seat as f32; length + usize::from(case == 0 && odd)];
+            let error = call(case, SpanMut::of(&mut numbers)).expect_err("the members disagree");
+            let Error::Disagreed { index, mine, theirs, .. } = &error else { panic!("{error}") };
+            assert_eq!(*index, if odd { 0 } else { count - 1 }, "{error}");
+            assert!(mine.contains(" #") && theirs.contains(" #"), "both calls are named: {error}");
+            assert!(numbers.iter().all(|number| *number == seat as f32), "the payload is untouched");
+            let mut right = vec![value(seat, 3); length];
+            run(communicator, Verb::AllReduce, ReduceOp::Max, None, &mut right).expect("the group goes on");
+            assert!(right.iter().all(|number| *number == value(count - 1, 3)));
+        }
+    }
+}
+
+fn refusals(communicator: &dyn Communicator) {
+    let count = communicator.count();
+    let refused = |result: Result<(), Error>| {
+        let error = result.expect_err("a wrong call");
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    };
+    let mut output = vec![0.0f32; 4 * count];
+    refused(run(communicator, Verb::AllReduce, ReduceOp::Sum, Some(&[1.0f32][..]), &mut output));
+    refused(run(communicator, Verb::AllGather, ReduceOp::Sum, Some(&[1.0f32][..]), &mut output));
+    refused(run(communicator, Verb::ReduceScatter, ReduceOp::Sum, None, &mut output));
+    refused(run(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut output));
+    let wrong = |root: usize, output: SpanMut<'_>| {
+        let (verb, dtype, op) = (Verb::Broadcast, Dtype::F64, ReduceOp::Sum);
+        communicator.run(Call { verb, dtype, op, root, input: None, output }, &patience())
+    };
+    refused(wrong(count, SpanMut::of(&mut [0.0f64])));
+    refused(wrong(0, SpanMut::of(&mut [0.0f32])));
+    // None of these took a number: the group is in step.
+    run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have come");
+}
+
+fn arenas(communicator: &dyn Communicator) {
+    let (seat, count) = (communicator.seat(), communicator.count());
+    for round in 0..2 {
+        let size = |seat: usize| seat * 5000 + round;
+        let arena = communicator.arena(size(seat), &patience()).expect("memory is free");
+        assert_eq!(arena.seat(), seat);
+        let mut own = arena.part_mut(seat).expect("a seat");
+        own.copy_from(Span::of(&vec![seat as u8 + 1; size(seat)])).expect("equal lengths");
+        run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have written");
+        for other in 0..count {
+            let bytes = arena.part(other).expect("a seat").to_vec();
+            assert_eq!(bytes, vec![other as u8 + 1; size(other)]);
+        }
+        assert!(arena.part(count).is_none());
+        run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have read");
+        // An array in shared memory is an array like another.
+        let mut numbers = communicator.arena(8 * 3001, &patience()).expect("memory is free");
+        let numbers = std::sync::Arc::get_mut(&mut numbers).expect("only this one");
+        let mut part = numbers.part_mut(seat).expect("a seat");
+        part.copy_from(Span::of(&values(seat, 3001))).expect("equal lengths");
+        let output = numbers.part_mut(seat).expect("a seat");
+        let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Max);
+        communicator.run(Call { verb, dtype, op, root: 0, input: None, output }, &patience()).expect("reduced");
+        let expected = values(count - 1, 3001);
+        assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
+    }
+    if seat == count - 1 {
+        let error = communicator.arena(usize::MAX / 4, &patience()).err().expect("too much");
+        assert!(matches!(error, Error::Exhausted { .. }), "{error}");
+    } else {
+        let error = communicator.arena(10, &patience()).err().expect("one had not enough");
+        assert!(matches!(error, Error::Exhausted { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("index {}", count - 1)), "{error}");
+    }
+}
+
+/// Everything that one member does.
+fn suite(communicator: &dyn Communicator) {
+    reduces(communicator);
+    gathers(communicator);
+    all_types(communicator);
+    disagreements(communicator);
+    refusals(communicator);
+    arenas(communicator);
+}
+
+fn member(index: usize, count: usize, argument: &str) {
+    let piece_bytes = argument.parse().expect("a number");
+    let communicator = members::join(&harness::folder(), index, count, piece_bytes);
+    suite(&*communicator);
+    communicator.close();
+}
+
+#[test]
+fn threads_of_one_process_conform() {
+    for count in COUNTS {
+        for piece_bytes in [TINY, 512 << 10] {
+            members::threads(count, piece_bytes, |communicator| suite(&*communicator));
+        }
+    }
+}
+
+#[test]
+fn processes_conform() {
+    for count in COUNTS {
+        let deadline = Duration::from_secs(120);
+        let outcomes = harness::processes(count, "communicator.suite", &TINY.to_string(), deadline);
+        harness::assert_all_succeeded(&outcomes);
+    }
+}
+
+#[test]
+fn both_bits_and_order_are_the_same_on_all() {
+    let results = members::threads(3, TINY, |communicator| {
+        let seat = communicator.seat() as f32;
+        let mut numbers = (0..5001).map(|position| (position as f32 + seat).sin() * 1e7).collect::<Vec<_>>();
+        let own = numbers.clone();
+        run(&*communicator, Verb::AllReduce, ReduceOp::Sum, None, &mut numbers).expect("reduced");
+        (own, numbers)
+    });
+    for position in 0..5001 {
+        let expected = results[0].0[position] + results[1].0[position] + results[2].0[position];
+        for (_, numbers) in &results {
+            assert_eq!(numbers[position].to_bits(), expected.to_bits());
+        }
+    }
+}

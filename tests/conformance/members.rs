@@ -1,0 +1,117 @@
+//! Members of a group on this host, made by hand: threads of this process, or processes that meet in a folder.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
+use uform::rendezvous::RunKey;
+use uform::sys::{Deadline, process};
+use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
+
+/// The key of all hand-made runs.
+pub(crate) const KEY: RunKey = RunKey([42; 32]);
+
+/// Long enough for a machine that does ten other things.
+pub(crate) fn patience() -> Deadline<'static> {
+    Deadline::after(Duration::from_secs(60))
+}
+
+pub(crate) fn introduction(socket: String) -> Introduction {
+    let pid = process::pid();
+    let boot_id = process::boot_id().expect("/proc is mounted");
+    Introduction {
+        process: Process {
+            host_name: process::host_name(),
+            boot_id: boot_id.clone(),
+            pid,
+            start_ticks: process::start_ticks(pid).expect("/proc is mounted"),
+            command: process::command(),
+        },
+        cores: vec![0],
+        quota_cores: None,
+        visible_gpus: Vec::new(),
+        socket,
+        launcher: "test".into(),
+        local_index: None,
+        survey: Survey {
+            host_name: process::host_name(),
+            boot_id,
+            cores: vec![0],
+            memory_domains: Vec::new(),
+            cpu_classes: Vec::new(),
+            gpus: Vec::new(),
+        },
+    }
+}
+
+pub(crate) fn roster(introductions: Vec<Introduction>) -> Roster {
+    let members = introductions.into_iter().enumerate();
+    let members =
+        members.map(|(index, introduction)| Member { index, nonce: format!("nonce{index}"), introduction });
+    Roster { run: "test".into(), members: members.collect() }
+}
+
+pub(crate) fn group(index: usize, count: usize) -> Group {
+    Group { name: "run".into(), seats: (0..count).collect(), own: index }
+}
+
+/// Listeners and the roster of `count` threads of this process.
+pub(crate) fn thread_listeners(count: usize) -> (Vec<Listener>, Roster) {
+    let listeners = (0..count).map(|_| Listener::open().expect("sockets are free")).collect::<Vec<_>>();
+    let roster = roster(listeners.iter().map(|listener| introduction(listener.address())).collect());
+    (listeners, roster)
+}
+
+/// Runs `act` in `count` threads, each a member of one group.
+pub(crate) fn threads<R: Send>(
+    count: usize,
+    piece_bytes: usize,
+    act: impl Fn(Arc<SharedCommunicator>) -> R + Sync,
+) -> Vec<R> {
+    let (listeners, roster) = thread_listeners(count);
+    let results = Mutex::new((0..count).map(|_| None).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let (roster, results, act) = (&roster, &results, &act);
+            scope.spawn(move || {
+                let proof = Proof::gather(Some(listener), roster, index, &KEY, &patience()).expect("proved");
+                let joined =
+                    SharedCommunicator::join_with(proof, &group(index, count), piece_bytes, &patience());
+                let result = act(joined.expect("joined"));
+                results.lock().expect("no panic")[index] = Some(result);
+            });
+        }
+    });
+    let results = results.into_inner().expect("no panic");
+    results.into_iter().map(|result| result.expect("the thread ended")).collect()
+}
+
+/// Joins processes that were started with the same folder.
+pub(crate) fn join(
+    folder: &Path,
+    index: usize,
+    count: usize,
+    piece_bytes: usize,
+) -> Arc<SharedCommunicator> {
+    let listener = Listener::open().expect("sockets are free");
+    let text = serde_json::to_vec(&introduction(listener.address())).expect("it is plain data");
+    let path = folder.join(format!("introduction.{index}"));
+    let part = folder.join(format!("part.{index}"));
+    std::fs::write(&part, text).expect("the folder is writable");
+    std::fs::rename(&part, &path).expect("the folder is writable");
+    let deadline = patience();
+    let introductions = (0..count).map(|other| {
+        let path = folder.join(format!("introduction.{other}"));
+        loop {
+            if let Ok(text) = std::fs::read(&path) {
+                return serde_json::from_slice(&text).expect("it was renamed when whole");
+            }
+            assert!(!deadline.passed(), "index {other} has not come");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    let roster = roster(introductions.collect());
+    let proof = Proof::gather(Some(listener), &roster, index, &KEY, &deadline).expect("proved");
+    SharedCommunicator::join_with(proof, &group(index, count), piece_bytes, &deadline).expect("joined")
+}

@@ -1,0 +1,4 @@
+//! One suite per trait, run against every backend.
+
+pub(crate) mod communicator;
+pub(crate) mod members;

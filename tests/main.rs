@@ -1,7 +1,8 @@
 //! The one integration binary.
 
+mod conformance;
 mod contract;
 mod harness;
 
 /// The roles of all modules; a module adds its own table as one line.
-const ROLES: &[&[(&str, harness::Role)]] = &[harness::ROLES];
+const ROLES: &[&[(&str, harness::Role)]] = &[harness::ROLES, conformance::communicator::ROLES];

@@ -128,8 +128,14 @@ fn disagreements(communicator: &dyn Communicator) {
     }
     let odd = seat == count - 1;
     let call = |case: usize, output: SpanMut<'_>| {
-        let mut call =
-            Call { verb: Verb::AllReduce, dtype: Dtype::F32, op: ReduceOp::Sum, root: 0, input: None, output };
+        let mut call = Call {
+            verb: Verb::AllReduce,
+            dtype: Dtype::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+            input: None,
+            output,
+        };
         match case {
             1 if odd => call.dtype = Dtype::I32,
             2 if odd => call.op = ReduceOp::Max,
@@ -200,7 +206,9 @@ fn arenas(communicator: &dyn Communicator) {
         part.copy_from(Span::of(&values(seat, 3001))).expect("equal lengths");
         let output = numbers.part_mut(seat).expect("a seat");
         let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Max);
-        communicator.run(Call { verb, dtype, op, root: 0, input: None, output }, &patience()).expect("reduced");
+        communicator
+            .run(Call { verb, dtype, op, root: 0, input: None, output }, &patience())
+            .expect("reduced");
         let expected = values(count - 1, 3001);
         assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
     }

@@ -88,12 +88,7 @@ pub(crate) fn threads<R: Send>(
 }
 
 /// Joins processes that were started with the same folder.
-pub(crate) fn join(
-    folder: &Path,
-    index: usize,
-    count: usize,
-    piece_bytes: usize,
-) -> Arc<SharedCommunicator> {
+pub(crate) fn join(folder: &Path, index: usize, count: usize, piece_bytes: usize) -> Arc<SharedCommunicator> {
     let listener = Listener::open().expect("sockets are free");
     let text = serde_json::to_vec(&introduction(listener.address())).expect("it is plain data");
     let path = folder.join(format!("introduction.{index}"));

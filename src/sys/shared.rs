@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
-use crate::sys::{Span, SpanMut};
+use crate::sys::{Span, SpanMut, cgroup};
 
 /// Reserved in steps, so that a shrinking allowance is seen before the kernel has to kill somebody.
 const RESERVE_STEP: usize = 64 << 20;
@@ -40,9 +40,21 @@ fn exhausted(place: String, wanted: usize, free: u64) -> Error {
     Error::Exhausted { place, wanted_bytes: wanted as u64, free_bytes: free, remedy }
 }
 
+/// What the machine has left, file pages that can be dropped included.
 fn free_memory() -> u64 {
-    let information = rustix::system::sysinfo();
-    u64::from(information.mem_unit).saturating_mul(information.freeram as u64)
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kibibytes.map_or(u64::MAX, |kibibytes| kibibytes.saturating_mul(1024))
+}
+
+/// The narrower of the two limits, and its name.
+fn limit() -> (&'static str, u64) {
+    let free = free_memory();
+    match cgroup::memory_allowance() {
+        Some(allowed) if allowed < free => ("the memory cgroup", allowed),
+        _ => ("the machine's memory", free),
+    }
 }
 
 impl Segment {
@@ -54,6 +66,11 @@ impl Segment {
     /// `Exhausted` if the memory cgroup or the machine cannot give so much, naming which.
     pub fn reserve(name: &str, byte_count: usize) -> Result<Self> {
         let length = byte_count.max(1);
+        // Asked before the first page is taken: a cgroup's limit kills, it does not refuse.
+        let (place_of_limit, free) = limit();
+        if length as u64 > free {
+            return Err(exhausted(place_of_limit.to_owned(), byte_count, free));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(name, flags)
             .map_err(|errno| Self::refused(name, "create", byte_count, errno))?;

@@ -5,4 +5,5 @@ mod contract;
 mod harness;
 
 /// The roles of all modules; a module adds its own table as one line.
-const ROLES: &[&[(&str, harness::Role)]] = &[harness::ROLES, conformance::communicator::ROLES];
+const ROLES: &[&[(&str, harness::Role)]] =
+    &[harness::ROLES, conformance::communicator::ROLES, conformance::trainer::ROLES];

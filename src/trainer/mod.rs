@@ -6,9 +6,13 @@
 
 mod agreement;
 mod bucket;
+#[cfg(test)]
+mod fake;
 mod optimizer;
 mod step;
 mod storage;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;

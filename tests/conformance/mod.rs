@@ -2,3 +2,4 @@
 
 pub(crate) mod communicator;
 pub(crate) mod members;
+pub(crate) mod trainer;

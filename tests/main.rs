@@ -2,8 +2,13 @@
 
 mod conformance;
 mod contract;
+mod failure;
 mod harness;
 
 /// The roles of all modules; a module adds its own table as one line.
-const ROLES: &[&[(&str, harness::Role)]] =
-    &[harness::ROLES, conformance::communicator::ROLES, conformance::trainer::ROLES];
+const ROLES: &[&[(&str, harness::Role)]] = &[
+    harness::ROLES,
+    conformance::communicator::ROLES,
+    conformance::trainer::ROLES,
+    failure::communicator::ROLES,
+];

@@ -1,0 +1,3 @@
+//! What happens when a member dies, stops or misbehaves, phase by phase.
+
+pub(crate) mod communicator;

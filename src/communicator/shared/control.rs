@@ -18,7 +18,8 @@ pub(super) const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
 const BELL: usize = 0;
 const SLEEPERS: usize = 4;
 const PROGRESS: usize = 64;
-const STATE: usize = 128;
+// Beside the progress, which is read whenever the state is.
+const STATE: usize = PROGRESS + 8;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
 const SLOTS: usize = 4096;

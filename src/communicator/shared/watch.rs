@@ -57,6 +57,13 @@ impl SharedCommunicator {
                 self.look(watch, target, needs)?;
                 control.sleep(heard, watch.deadline.pause());
             }
+            // One that came and gave up has left this call to nobody.
+            if control.state() == State::Left
+                && control.progress() < control::place(watch.sequence, LAST_STEP)
+            {
+                let cause = control.cause();
+                return Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text));
+            }
         }
         // A call that never has to wait is asked for its interrupt too.
         if watch.looked.get().elapsed() >= CHECK_INTERVAL {

@@ -176,6 +176,7 @@ fn last_saved(output: &str) -> u64 {
 
 #[test]
 fn a_kill_at_any_moment_of_a_save_leaves_the_last_committed_step() {
+    let mut unfinished = 0;
     for round in 0..30u64 {
         let folder = harness::Folder::new();
         let argument = folder.path().to_str().expect("plain letters");
@@ -194,6 +195,7 @@ fn a_kill_at_any_moment_of_a_save_leaves_the_last_committed_step() {
         let outcomes = run.finish();
         let told = outcomes.iter().map(|outcome| last_saved(&outcome.output)).max().unwrap_or(0);
         let text = harness::transcript(&outcomes);
+        unfinished += harness::entries(folder.path()).iter().filter(|name| name.contains("partial")).count();
         members::threads(1, PIECE_BYTES, |group| {
             let trainer = open_saved(group);
             let step = trainer.load(folder.path(), &deadline()).expect("a step was committed");
@@ -206,6 +208,7 @@ fn a_kill_at_any_moment_of_a_save_leaves_the_last_committed_step() {
         let names = harness::entries(folder.path());
         assert!(names.iter().all(|name| !name.contains("partial")), "{names:?}");
     }
+    assert!(unfinished > 0, "no kill came in the middle of a save");
 }
 
 fn survive_member(index: usize, count: usize, _argument: &str) {

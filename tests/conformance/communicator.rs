@@ -212,6 +212,7 @@ fn arenas(communicator: &dyn Communicator) {
         let expected = values(count - 1, 3001);
         assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
     }
+    mixed_places(communicator);
     if seat == count - 1 {
         let error = communicator.arena(usize::MAX / 4, &patience()).err().expect("too much");
         assert!(matches!(error, Error::Exhausted { .. }), "{error}");
@@ -219,6 +220,34 @@ fn arenas(communicator: &dyn Communicator) {
         let error = communicator.arena(10, &patience()).err().expect("one had not enough");
         assert!(matches!(error, Error::Exhausted { .. }), "{error}");
         assert!(error.to_string().contains(&format!("index {}", count - 1)), "{error}");
+    }
+}
+
+/// Arrays in one arena at different offsets, in two arenas, and in private memory beside shared memory.
+fn mixed_places(communicator: &dyn Communicator) {
+    const LENGTH: usize = 2500;
+    let (seat, count) = (communicator.seat(), communicator.count());
+    let arenas = [0, 1].map(|_| communicator.arena(8 * 6000, &patience()).expect("memory is free"));
+    for case in 0..4 {
+        let mut private = values(seat, LENGTH);
+        let (arena, start) = match case {
+            0 => (Some(0), 8 * 100),
+            1 => (Some(0), 8 * seat),
+            2 => (Some(seat % 2), 16),
+            _ => (if seat == 0 { None } else { Some(1) }, 24),
+        };
+        let mut part = arena.and_then(|arena: usize| arenas[arena].part_mut(seat));
+        let mut output = match &mut part {
+            Some(part) => part.part(start..start + 8 * LENGTH).expect("within"),
+            None => SpanMut::of(&mut private),
+        };
+        output.copy_from(Span::of(&values(seat, LENGTH))).expect("equal lengths");
+        let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Average);
+        let call = Call { verb, dtype, op, root: 0, input: None, output: output.reborrow() };
+        communicator.run(call, &patience()).expect("reduced");
+        let average = |position| (0..count).map(|seat| value(seat, position)).sum::<f64>() / count as f64;
+        let expected = (0..LENGTH).map(average).collect::<Vec<_>>();
+        assert_eq!(output.as_span().to_vec(), Span::of(&expected).to_vec(), "case {case}");
     }
 }
 

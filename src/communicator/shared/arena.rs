@@ -1,7 +1,10 @@
 //! Memory of all members of a group that all of them map.
 
+use std::ops::Range;
+
+use super::control::{Descriptor, Lies};
 use super::watch::Watch;
-use super::{SharedCommunicator, join};
+use super::{Call, SharedCommunicator, Turn, join};
 use crate::communicator::SharedArena;
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
@@ -28,7 +31,61 @@ impl SharedArena for Parts {
     }
 }
 
+/// The segment an array lies in, and its bytes there.
+pub(super) type Array<'a> = (&'a Segment, Range<usize>);
+
+impl Parts {
+    pub(super) fn segment(&self, seat: usize) -> Option<&Segment> {
+        self.segments.get(seat)
+    }
+}
+
+impl Turn {
+    /// Where the array of a call in place lies, if that is this member's own part of an arena.
+    pub(super) fn place_of(&self, call: &Call<'_>) -> Option<Lies> {
+        if call.input.is_some() || call.output.is_empty() {
+            return None;
+        }
+        self.arenas.iter().find_map(|(number, arena)| {
+            let arena = arena.upgrade()?;
+            let own = arena.segment(arena.own)?;
+            let offset = own.offset_of(call.output.pointer(), call.output.byte_count())?;
+            Some(Lies { arena: *number, offset: offset as u64 })
+        })
+    }
+}
+
 impl SharedCommunicator {
+    /// The arrays of all members by seat, if all lie in this one arena; all members decide the same.
+    pub(super) fn arrays<'a>(
+        &self,
+        arena: &'a Parts,
+        descriptor: &Descriptor,
+        byte_count: usize,
+    ) -> Result<Option<Vec<Array<'a>>>> {
+        let number = descriptor.lies.map(|lies| lies.arena);
+        let calls = self.controls.iter().map(|control| control.descriptor(descriptor.sequence));
+        let places = calls.map(|call| call.and_then(|call| call.lies)).collect::<Vec<_>>();
+        if places.iter().any(|place| place.map(|lies| lies.arena) != number) {
+            return Ok(None);
+        }
+        let found = places.iter().enumerate().map(|(seat, place)| {
+            let start = usize::try_from(place.map_or(u64::MAX, |lies| lies.offset)).unwrap_or(usize::MAX);
+            let segment = arena.segment(seat);
+            let end = start.checked_add(byte_count);
+            // A peer wrote the offset: it counts only if it lies within its part.
+            match (segment, end) {
+                (Some(segment), Some(end)) if end <= segment.byte_count() => Ok((segment, start..end)),
+                _ => Err(Error::Corrupt {
+                    path: format!("arena {} of index {}", number.unwrap_or(0), self.seats[seat]).into(),
+                    offset: start as u64,
+                    reason: format!("the array of {byte_count} bytes that it announced is not within"),
+                }),
+            }
+        });
+        found.collect::<Result<Vec<_>>>().map(Some)
+    }
+
     /// Reserves this member's part and maps everybody's, after all have entered.
     pub(super) fn make_arena(&self, watch: &Watch<'_>, number: u64, byte_count: usize) -> Result<Parts> {
         let look = |lagging: &[usize]| self.look_at(watch, lagging);

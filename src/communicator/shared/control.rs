@@ -56,6 +56,16 @@ pub(super) struct Descriptor {
     pub(super) op: ReduceOp,
     pub(super) count: u64,
     pub(super) root: u64,
+    /// Where the array lies in an arena of the group; not compared.
+    pub(super) lies: Option<Lies>,
+}
+
+/// A place in a member's own part of an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lies {
+    /// The number of the arena in the group, from 1.
+    pub(super) arena: u64,
+    pub(super) offset: u64,
 }
 
 impl Descriptor {
@@ -232,7 +242,8 @@ impl Control {
     pub(super) fn write_descriptor(&self, descriptor: &Descriptor) {
         let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
         let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
-        let words = [descriptor.sequence, kinds, descriptor.count, descriptor.root];
+        let (arena, offset) = descriptor.lies.map_or((0, 0), |lies| (lies.arena, lies.offset));
+        let words = [descriptor.sequence, kinds, descriptor.count, descriptor.root, arena, offset];
         for (position, word) in words.into_iter().enumerate() {
             self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Release);
         }
@@ -250,6 +261,7 @@ impl Control {
             op: ReduceOp::from_number(kind(16))?,
             count: word(2),
             root: word(3),
+            lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5) }),
         })
     }
 
@@ -298,6 +310,7 @@ mod tests {
             op: ReduceOp::BitwiseXor,
             count: 7,
             root: 0,
+            lies: Some(Lies { arena: 1, offset: 77 }),
         };
         control.write_descriptor(&descriptor);
         assert_eq!(control.descriptor(3), Some(descriptor));
@@ -323,6 +336,7 @@ mod tests {
             op: ReduceOp::Sum,
             count: 1,
             root: 0,
+            lies: None,
         };
         assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);
         assert_eq!(one.difference(&Descriptor { root: 1, ..one }), Some("the root"));

@@ -8,8 +8,9 @@ mod payload;
 mod proof;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Duration;
 
 pub use proof::{Listener, Proof};
@@ -50,7 +51,9 @@ pub struct SharedCommunicator {
 #[derive(Default)]
 struct Turn {
     sequence: u64,
+    /// The arenas made so far, and those of them that still live, by number from 1.
     arena_count: u64,
+    arenas: BTreeMap<u64, Weak<arena::Parts>>,
     ended: Option<Error>,
 }
 
@@ -223,7 +226,7 @@ impl SharedCommunicator {
 
     /// One call that carries bytes of every member, for what members have to agree on.
     fn descriptor(verb: Verb, sequence: u64) -> Descriptor {
-        Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0 }
+        Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, lies: None }
     }
 }
 
@@ -264,8 +267,11 @@ impl Communicator for SharedCommunicator {
             op: call.op,
             count: count as u64,
             root: call.root as u64,
+            lies: turn.place_of(&call),
         };
-        let result = self.carry(&watch, &descriptor, &mut call);
+        // Alive as long as the call: its array lies in it.
+        let arena = descriptor.lies.and_then(|lies| turn.arenas.get(&lies.arena)).and_then(Weak::upgrade);
+        let result = self.carry(&watch, &descriptor, arena.as_deref(), &mut call);
         self.finish(&mut turn, &watch, result)
     }
 

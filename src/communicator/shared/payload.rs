@@ -3,6 +3,9 @@
 //! Small contributions lie beside the descriptors: nothing more is waited for. Large ones pass through the stages piece
 //! by piece. A stage is written again only after every reader has published a later step.
 
+use std::ops::Range;
+
+use super::arena::{Array, Parts};
 use super::control::{self, Descriptor, INLINE_BYTES, LAST_STEP};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
@@ -101,6 +104,7 @@ impl SharedCommunicator {
         &self,
         watch: &Watch<'_>,
         descriptor: &Descriptor,
+        arena: Option<&Parts>,
         call: &mut Call<'_>,
     ) -> Result<()> {
         let (size, members) = (descriptor.dtype.size_bytes(), self.seats.len());
@@ -128,6 +132,13 @@ impl SharedCommunicator {
         self.enter(watch, descriptor)?;
         let work = Work { watch, descriptor, size, count, input: call.input };
         let output = &mut call.output;
+        if descriptor.verb == Verb::AllReduce
+            && !is_small
+            && let Some(arena) = arena
+            && let Some(arrays) = self.arrays(arena, descriptor, count * size)?
+        {
+            return self.all_reduce_shared(&work, &arrays);
+        }
         match (descriptor.verb, is_small) {
             _ if count == 0 => Ok(()),
             (_, true) => self.move_small(&work, output),
@@ -208,6 +219,32 @@ impl SharedCommunicator {
             }
         }
         Ok(())
+    }
+
+    /// Reduces arrays that all members see: each member writes its share of the result into all of them.
+    fn all_reduce_shared(&self, work: &Work<'_, '_>, arrays: &[Array<'_>]) -> Result<()> {
+        let (size, members, own) = (work.size, self.seats.len(), self.own);
+        let mut step = 1;
+        work.watch.is_lending.set(true);
+        // Nobody else reads or writes this share of any array.
+        let mine = share(work.count, members, own);
+        for piece in pieces(mine.len(), self.piece_bytes / size) {
+            let (start, end) = ((mine.start + piece.start) * size, (mine.start + piece.end) * size);
+            let place = |range: &Range<usize>| range.start + start..range.start + end;
+            let sources = arrays.iter().map(|(segment, range)| segment.span().part(place(range)));
+            let sources = sources.collect::<Result<Vec<_>>>()?;
+            let (segment, range) = &arrays[own];
+            let mut whole = segment.span_mut();
+            let mut target = whole.part(place(range))?;
+            combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
+            for (seat, (segment, range)) in arrays.iter().enumerate() {
+                if seat != own {
+                    segment.span_mut().part(place(range))?.copy_from(target.as_span())?;
+                }
+            }
+            work.watch.deadline.check_interrupt(&work.watch.phase)?;
+        }
+        self.step_together(work.watch, &mut step)
     }
 
     fn broadcast(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {

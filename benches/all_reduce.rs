@@ -1,0 +1,158 @@
+//! Measures all_reduce of two processes as a ratio to a memcpy of the same bytes in the same run.
+//!
+//! The program starts itself twice more, once for each member; a member prints nothing but its errors.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
+use uform::communicator::{Call, Communicator};
+use uform::rendezvous::RunKey;
+use uform::sys::{Deadline, Span, SpanMut, process};
+use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
+use uform::vocabulary::{Dtype, ReduceOp, Verb};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const MEMBERS: usize = 2;
+const SIZES: [(&str, usize, usize); 3] =
+    [("8 B", 8, 2000), ("64 KiB", 64 << 10, 1000), ("64 MiB", 64 << 20, 15)];
+
+fn deadline() -> Deadline<'static> {
+    Deadline::after(Duration::from_secs(120))
+}
+
+fn introduction(socket: String) -> Outcome<Introduction> {
+    let pid = process::pid();
+    let boot_id = process::boot_id()?;
+    let cores = (0..u32::try_from(std::thread::available_parallelism()?.get())?).collect::<Vec<_>>();
+    let survey = Survey {
+        host_name: process::host_name(),
+        boot_id: boot_id.clone(),
+        cores: cores.clone(),
+        memory_domains: Vec::new(),
+        cpu_classes: Vec::new(),
+        gpus: Vec::new(),
+    };
+    let start_ticks = process::start_ticks(pid).ok_or("/proc is not mounted")?;
+    let command = process::command();
+    Ok(Introduction {
+        process: Process { host_name: process::host_name(), boot_id, pid, start_ticks, command },
+        cores,
+        quota_cores: None,
+        visible_gpus: Vec::new(),
+        socket,
+        launcher: "bench".into(),
+        local_index: None,
+        survey,
+    })
+}
+
+fn join(folder: &Path, index: usize) -> Outcome<Arc<SharedCommunicator>> {
+    let listener = Listener::open()?;
+    let part = folder.join(format!("part.{index}"));
+    std::fs::write(&part, serde_json::to_vec(&introduction(listener.address())?)?)?;
+    std::fs::rename(part, folder.join(format!("member.{index}")))?;
+    let deadline = deadline();
+    let mut members = Vec::new();
+    while members.len() < MEMBERS {
+        let index = members.len();
+        match std::fs::read(folder.join(format!("member.{index}"))) {
+            Ok(text) => {
+                let introduction = serde_json::from_slice(&text)?;
+                members.push(Member { index, nonce: index.to_string(), introduction });
+            }
+            Err(_) if !deadline.passed() => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let roster = Roster { run: "bench".into(), members };
+    let proof = Proof::gather(Some(listener), &roster, index, &RunKey([1; 32]), &deadline)?;
+    let group = Group { name: "run".into(), seats: (0..MEMBERS).collect(), own: index };
+    Ok(SharedCommunicator::join(proof, &group, &deadline)?)
+}
+
+fn call(communicator: &SharedCommunicator, verb: Verb, output: SpanMut<'_>) -> Outcome<()> {
+    let call = Call { verb, dtype: Dtype::F32, op: ReduceOp::Sum, root: 0, input: None, output };
+    Ok(communicator.run(call, &deadline())?)
+}
+
+/// The median time of an act that all members start together, in microseconds.
+fn median(
+    communicator: &SharedCommunicator,
+    rounds: usize,
+    mut act: impl FnMut() -> Outcome<()>,
+) -> Outcome<f64> {
+    let mut seconds = Vec::new();
+    for _ in 0..rounds + rounds / 10 + 2 {
+        call(communicator, Verb::Barrier, SpanMut::empty())?;
+        let start = Instant::now();
+        act()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    // The first rounds warm up.
+    seconds.drain(..rounds / 10 + 2);
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2] * 1e6)
+}
+
+fn member(folder: &Path, index: usize) -> Outcome<()> {
+    let communicator = join(folder, index)?;
+    for (name, bytes, rounds) in SIZES {
+        let (mut target, source) = (vec![0.0f32; bytes / 4], vec![0.0f32; bytes / 4]);
+        let copy = median(&communicator, rounds, || {
+            black_box(&mut target).copy_from_slice(black_box(&source));
+            Ok(())
+        })?;
+        let private =
+            median(&communicator, rounds, || call(&communicator, Verb::AllReduce, SpanMut::of(&mut target)))?;
+        let arena = communicator.arena(bytes, &deadline())?;
+        let mut part = arena.part_mut(index).ok_or("no part")?;
+        part.copy_from(Span::of(&source))?;
+        let shared = median(&communicator, rounds, || call(&communicator, Verb::AllReduce, part.reborrow()))?;
+        if index == 0 {
+            println!(
+                "{name:>7}: memcpy {copy:.1} us, all_reduce {private:.1} us (ratio {:.2}), in an arena {shared:.1} us (ratio {:.2})",
+                private / copy,
+                shared / copy
+            );
+        }
+    }
+    communicator.close();
+    Ok(())
+}
+
+fn parent() -> Outcome<()> {
+    let folder = std::env::temp_dir().join(format!("uform-bench-{}", process::pid()));
+    std::fs::create_dir(&folder)?;
+    let program = std::env::current_exe()?;
+    let children = (0..MEMBERS)
+        .map(|index| Command::new(&program).arg("member").arg(&folder).arg(index.to_string()).spawn())
+        .collect::<Vec<_>>();
+    let mut failed = false;
+    for child in children {
+        failed |= !child?.wait()?.success();
+    }
+    std::fs::remove_dir_all(&folder)?;
+    if failed { Err("a member failed".into()) } else { Ok(()) }
+}
+
+fn main() -> ExitCode {
+    let arguments = std::env::args().collect::<Vec<_>>();
+    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [_, "member", folder, index] => {
+            index.parse().map_err(Into::into).and_then(|index| member(folder.as_ref(), index))
+        }
+        _ => parent(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

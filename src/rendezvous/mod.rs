@@ -1,7 +1,9 @@
 //! How processes meet: each ends with the same roster, or each with an error that says why.
 
+pub mod directory;
 pub mod memory;
 mod reason;
+mod record;
 
 use crate::error::{Error, Result};
 use crate::sys::Deadline;

@@ -11,6 +11,7 @@ pub mod checksum;
 pub mod cpu;
 mod deadline;
 pub mod disk;
+pub mod file;
 pub mod futex;
 pub mod host;
 pub mod kernel;

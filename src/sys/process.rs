@@ -26,6 +26,13 @@ pub fn pid() -> u32 {
     std::process::id()
 }
 
+/// The namespace that this process's number belongs to; empty where `/proc` does not tell.
+#[must_use]
+pub fn pid_namespace() -> String {
+    let link = std::fs::read_link("/proc/self/ns/pid");
+    link.map(|target| target.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// When a process started, in clock ticks after boot; `None` if there is no such process or it is a zombie.
 #[must_use]
 pub fn start_ticks(pid: u32) -> Option<u64> {

@@ -1,0 +1,240 @@
+//! The folder of one job: who claimed it, who waits in it, and what a dead run left there.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::rendezvous::record::{Claim, Identity, Life, Note, RECORD_LIMIT, Registration};
+use crate::sys::Deadline;
+use crate::sys::file::{self, Folder};
+
+pub(super) const ATTEMPT: &str = "attempt-";
+const NOTE: &str = "dead-";
+
+/// The open folder of a job, with the two that all members look at.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) folder: Folder,
+    /// Claims, challenges, answers, and death notes: a handful of names.
+    pub(super) leader: Folder,
+    /// Those who came before there was a leader.
+    pub(super) waiting: Folder,
+}
+
+impl Job {
+    /// Opens or makes it; `None` while somebody else is removing it.
+    pub(super) fn enter(root: &Folder, name: &str) -> Result<Option<Self>> {
+        let open = || -> Result<Self> {
+            let folder = root.make(name)?;
+            Ok(Self { leader: folder.make("leader")?, waiting: folder.make("waiting")?, folder })
+        };
+        file::settled(open())
+    }
+
+    /// Removes what is empty, from the inside out.
+    pub(super) fn leave(&self, root: &Folder, name: &str) {
+        // A name in one of them means that somebody is here; without `leader` the others enter again.
+        if self.folder.remove_empty("leader") && self.folder.remove_empty("waiting") {
+            let _ = root.remove_empty(name);
+        }
+    }
+
+    /// The death note of a member, if a living launcher left one among `names`.
+    pub(super) fn note(&self, names: &[String], own: &Identity) -> Result<Option<(usize, Note)>> {
+        for name in names {
+            let Some(index) = name.strip_prefix(NOTE).and_then(|rest| rest.parse::<usize>().ok()) else {
+                continue;
+            };
+            if let Some(note) = read_as::<Note>(&self.leader, name)?
+                && own.life_of(&note.poster) != Life::Dead
+                && index != own.index
+            {
+                return Ok(Some((index, note)));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn post(&self, index: usize, note: &Note) -> Result<()> {
+        if let Ok(bytes) = serde_json::to_vec(note) {
+            self.leader.create(&format!("{NOTE}{index}"), &bytes)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_notes(&self) -> Result<()> {
+        for name in self.leader.list()?.iter().filter(|name| name.starts_with(NOTE)) {
+            self.leader.remove(name);
+        }
+        Ok(())
+    }
+}
+
+/// The epochs claimed among `names`, ascending.
+pub(super) fn epochs(names: &[String]) -> Vec<u64> {
+    let mut epochs: Vec<u64> =
+        names.iter().filter(|name| name.len() <= 12).filter_map(|name| name.parse().ok()).collect();
+    epochs.sort_unstable();
+    epochs
+}
+
+/// Reads a record of JSON; `None` if it cannot be read now.
+pub(super) fn read_as<T: serde::de::DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>> {
+    let bytes = folder.read(name, RECORD_LIMIT)?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
+/// How long to sleep between two looks: short at first, longer while nothing happens.
+#[derive(Debug)]
+pub(super) struct Pace {
+    next: Duration,
+    limit: Duration,
+}
+
+impl Pace {
+    const FIRST: Duration = Duration::from_micros(200);
+
+    pub(super) fn new(count: usize) -> Self {
+        let members = u64::try_from(count).unwrap_or(u64::MAX);
+        let limit = Duration::from_micros(10_000_u64.saturating_add(members.saturating_mul(100)));
+        Self { next: Self::FIRST, limit }
+    }
+
+    /// Something happened: look again soon.
+    pub(super) fn hurry(&mut self) {
+        self.next = Self::FIRST;
+    }
+
+    pub(super) fn wait(&mut self, deadline: &Deadline<'_>) {
+        std::thread::sleep(self.next.min(deadline.pause()));
+        self.next = (self.next * 3 / 2).min(self.limit);
+    }
+}
+
+/// When to look for deaths again, which costs a read per process.
+#[derive(Debug)]
+pub(super) struct Watch(Instant);
+
+impl Watch {
+    const INTERVAL: Duration = Duration::from_millis(100);
+
+    pub(super) fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(super) fn is_due(&mut self) -> bool {
+        let due = self.0.elapsed() >= Self::INTERVAL;
+        if due {
+            self.0 = Instant::now();
+        }
+        due
+    }
+}
+
+/// Removes what runs left of which every process is known to be dead, in all jobs of the directory.
+///
+/// What may belong to a living process is never touched: a name is removed if its process is dead, a folder if it
+/// is empty.
+pub(super) fn reclaim_all(root: &Folder, own: &Identity) -> Result<()> {
+    let Some(names) = file::settled(root.list())? else { return Ok(()) };
+    for name in names.iter().filter(|name| name.starts_with("uform-")) {
+        // Another user's folder, or one that is being removed, is nothing to reclaim.
+        if let Ok(folder) = root.open(name)
+            && let Err(error) = reclaim(root, &folder, name, own)
+        {
+            tracing::debug!(job = name, error = %error.chain(), "not reclaimed");
+        }
+    }
+    Ok(())
+}
+
+/// Reclaims one job's folder, if all that is in it belongs to the dead.
+pub(super) fn reclaim(root: &Folder, folder: &Folder, name: &str, own: &Identity) -> Result<()> {
+    let (leader, waiting) = (folder.open("leader").ok(), folder.open("waiting").ok());
+    let mut dead_leaders = Vec::new();
+    let mut dead_waiting = Vec::new();
+    let mut ignored = None;
+    if let Some(leader) = &leader {
+        for entry in leader.list()? {
+            let identity = if entry.starts_with(NOTE) {
+                read_as::<Note>(leader, &entry)?.map(|note| note.poster)
+            } else if entry.parse::<u64>().is_ok() {
+                read_as::<Claim>(leader, &entry)?.map(|claim| claim.identity)
+            } else {
+                read_as::<Identity>(leader, &entry)?
+            };
+            match identity {
+                Some(identity) if own.life_of(&identity) == Life::Dead => ignored = Some(identity),
+                _ => return Ok(()),
+            }
+            dead_leaders.push(entry);
+        }
+    }
+    if let Some(waiting) = &waiting {
+        for entry in waiting.list()? {
+            match read_as::<Identity>(waiting, &entry)? {
+                Some(identity) if own.life_of(&identity) == Life::Dead => dead_waiting.push(entry),
+                _ => return Ok(()),
+            }
+        }
+    }
+    let entries = folder.list()?;
+    let attempts: Vec<_> = entries.iter().filter(|entry| entry.starts_with(ATTEMPT)).collect();
+    let mut dead_attempts = Vec::new();
+    for attempt in attempts {
+        match dead_members(folder, attempt, own)? {
+            Some(members) => dead_attempts.push((attempt, members)),
+            None => return Ok(()),
+        }
+    }
+    for (attempt, members) in dead_attempts {
+        remove_dead_attempt(folder, attempt, &members);
+    }
+    for (inner, dead) in [(&leader, dead_leaders), (&waiting, dead_waiting)] {
+        if let Some(inner) = inner {
+            dead.iter().for_each(|entry| inner.remove(entry));
+            inner.remove_hidden();
+        }
+    }
+    folder.remove_hidden();
+    let _ = folder.remove_empty("leader");
+    let _ = folder.remove_empty("waiting");
+    if root.remove_empty(name)
+        && let Some(identity) = ignored
+    {
+        tracing::warn!(
+            "ignored what a dead run left: {name}, nonce {}, index {}, {}, dead",
+            identity.nonce,
+            identity.index,
+            identity.process
+        );
+    }
+    Ok(())
+}
+
+/// The names registered in an attempt, if all belong to the dead.
+fn dead_members(folder: &Folder, attempt: &str, own: &Identity) -> Result<Option<Vec<String>>> {
+    let open = || folder.open(attempt)?.open("members");
+    let Some(members) = file::settled(open())? else { return Ok(Some(Vec::new())) };
+    let names = members.list()?;
+    for entry in &names {
+        match read_as::<Registration>(&members, entry)? {
+            Some(registration) if own.life_of(&registration.identity) == Life::Dead => {}
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(names))
+}
+
+/// Removes an attempt of which all members are dead, unless somebody registered since.
+fn remove_dead_attempt(folder: &Folder, name: &str, dead: &[String]) {
+    if let Ok(attempt) = folder.open(name)
+        && let Ok(members) = attempt.open("members")
+    {
+        dead.iter().for_each(|entry| members.remove(entry));
+        members.remove_hidden();
+        if !attempt.remove_empty("members") {
+            return;
+        }
+    }
+    folder.remove_tree(name);
+}

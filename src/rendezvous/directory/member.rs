@@ -1,0 +1,183 @@
+//! What every index but 0 does: it follows the highest claim, registers, acknowledges, and obeys the decision.
+
+use std::collections::BTreeSet;
+
+use super::Party;
+use super::attempt::{Attempt, MEETING, ROSTER, Stage, member_name};
+use super::job::{Pace, Watch, epochs, read_as};
+use crate::error::{Error, Missing, Result};
+use crate::rendezvous::reason::Reason;
+use crate::rendezvous::record::{Claim, Life, Proposal, split_name};
+use crate::sys::Deadline;
+use crate::sys::file;
+
+/// An attempt that this member has registered in, and how far it came there.
+pub(super) struct Following {
+    pub(super) attempt: Attempt,
+    acknowledged: bool,
+    /// What was found that belongs to an earlier run or to another process with this index.
+    foreign: Option<Reason>,
+}
+
+/// Follows claims until a decision counts for this member; `following` tells the caller where to give up.
+pub(super) fn follow(
+    party: &mut Party,
+    following: &mut Option<Following>,
+    deadline: &Deadline<'_>,
+) -> Result<(Proposal, Vec<u8>)> {
+    let mut pace = Pace::new(party.own.count);
+    let mut watch = Watch::new();
+    let mut ignored = 0;
+    let mut waiters = Waiters { seen: BTreeSet::new(), looks: 0 };
+    loop {
+        let Some(names) = file::settled(party.job.leader.list())? else {
+            party.enter(deadline)?;
+            continue;
+        };
+        if let Some(current) = following
+            && let Some(formed) = obey(party, current)?
+        {
+            return Ok(formed);
+        }
+        let known = following.as_ref().map_or(ignored, |current| current.attempt.epoch.max(ignored));
+        if let Some(epoch) = epochs(&names).last().copied().filter(|epoch| *epoch > known)
+            && let Some(claim) = read_as::<Claim>(&party.job.leader, &epoch.to_string())?
+        {
+            if party.own.life_of(&claim.identity) == Life::Dead {
+                if party.is_unique {
+                    return Err(party.fail(claim.identity.lost("rendezvous, election")));
+                }
+                tracing::info!("ignored a dead leader: nonce {}", claim.identity.nonce);
+                ignored = epoch;
+            } else if let Some(attempt) = join(party, epoch, &claim)? {
+                if let Some(old) = following.take() {
+                    old.attempt.leave(&party.job, &party.own, &[]);
+                }
+                *following = Some(Following { attempt, acknowledged: false, foreign: None });
+                pace.hurry();
+                continue;
+            }
+        }
+        if let Some((index, note)) = party.job.note(&names, &party.own)? {
+            let host = note.poster.process.host_name;
+            let phase = format!("rendezvous, registration: {}", note.text);
+            return Err(party.fail(Reason::Lost { index, host, pid: 0, phase }));
+        }
+        match following {
+            Some(current) => {
+                if watch.is_due() && party.own.life_of(&current.attempt.leader) == Life::Dead {
+                    // What it published before it died counts more than its death.
+                    if let Some(formed) = obey(party, current)? {
+                        return Ok(formed);
+                    }
+                    return Err(party.fail(current.attempt.leader.lost("rendezvous, registration")));
+                }
+                let stage = if current.acknowledged { Stage::Acknowledgement } else { Stage::Registration };
+                deadline.check_interrupt(&stage.name())?;
+                if deadline.passed()
+                    && let Some(reason) = current.foreign.take()
+                {
+                    return Err(party.fail(reason));
+                }
+                deadline.check(&stage.name(), || current.attempt.missing(stage, &party.own))?;
+            }
+            None => {
+                party.announce()?;
+                waiters.look_if_due(party, deadline);
+                deadline.check("rendezvous, registration", || {
+                    waiters.look(party);
+                    waiters.missing(party)
+                })?;
+            }
+        }
+        pace.wait(deadline);
+    }
+}
+
+/// Registers with a leader; `None` if its attempt is not there any more.
+fn join(party: &Party, epoch: u64, claim: &Claim) -> Result<Option<Attempt>> {
+    let enter = || -> Result<Attempt> {
+        let attempt = Attempt::open(&party.job, epoch, &claim.identity)?;
+        let stored = claim.survey == party.registration.survey;
+        attempt.register(&party.registration, &party.survey, stored)?;
+        Ok(attempt)
+    };
+    file::settled(enter())
+}
+
+/// Looks at the decision: the formed run, the abort as an error, or neither yet.
+fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<u8>)>> {
+    let attempt = &current.attempt;
+    let names = attempt.decisions()?;
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    if has(&MEETING.to_string()) {
+        match attempt.decided(MEETING)? {
+            Some(Ok(mut payloads)) => {
+                let Some(proposal) = attempt.proposal()? else { return Ok(None) };
+                if lists(&proposal, party) {
+                    return Ok(payloads.pop().map(|key| (proposal, key)));
+                }
+                if current.foreign.is_none()
+                    && let Some(other) = proposal.registrations.get(party.own.index)
+                {
+                    let duplicate =
+                        Reason::duplicate(party.own.index, &other.identity.process, &party.own.process);
+                    let leads = party.own.life_of(&attempt.leader) == Life::Alive;
+                    if leads || party.is_unique {
+                        return Err(party.fail(duplicate));
+                    }
+                    current.foreign = Some(duplicate);
+                }
+            }
+            Some(Err(told)) => return Err(party.fail(told)),
+            None => {}
+        }
+    } else if has(ROSTER)
+        && !current.acknowledged
+        && let Some(proposal) = attempt.proposal()?
+        && lists(&proposal, party)
+        && file::settled(attempt.acknowledged.create(&member_name(&party.own), b""))?.is_some()
+    {
+        current.acknowledged = true;
+    }
+    Ok(None)
+}
+
+fn lists(proposal: &Proposal, party: &Party) -> bool {
+    let own = proposal.registrations.get(party.own.index);
+    own.is_some_and(|own| own.identity.nonce == party.own.nonce)
+}
+
+/// Who else waits for a leader, looked up a few times only, since everybody who waits lists everybody.
+struct Waiters {
+    seen: BTreeSet<usize>,
+    looks: u32,
+}
+
+impl Waiters {
+    /// Looks after a half, three quarters and seven eighths of the time: those whose time ends earlier are seen.
+    fn look_if_due(&mut self, party: &Party, deadline: &Deadline<'_>) {
+        if self.looks < 3 && deadline.remaining() <= deadline.limit() / (2 << self.looks) {
+            self.looks += 1;
+            self.look(party);
+        }
+    }
+
+    fn look(&mut self, party: &Party) {
+        let names = party.job.waiting.list().unwrap_or_default();
+        self.seen.extend(names.iter().filter_map(|name| Some(split_name(name)?.0)));
+    }
+
+    /// Those of whom nothing was ever seen.
+    fn missing(&self, party: &Party) -> Vec<Missing> {
+        (0..party.own.count)
+            .filter(|index| *index != party.own.index && !self.seen.contains(index))
+            .map(|index| Missing { index, last_word: "nothing heard of it".to_owned() })
+            .collect()
+    }
+}
+
+/// Whether an error of this member may be replaced by a decision that is there.
+pub(super) fn yields(error: &Error) -> bool {
+    matches!(error, Error::TimedOut { .. } | Error::Lost { .. })
+}

@@ -26,7 +26,7 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// Bytes of one stage: a member's contribution passes through it piece by piece.
 const PIECE_BYTES: usize = 512 << 10;
-/// The smallest stage; every member can then stage one element for each other.
+/// The largest stage that may be asked for.
 const PIECE_LIMIT: usize = 1 << 30;
 /// Looks at a peer's progress before sleeping, where every member has a core of its own.
 const SPINS: u32 = 4000;
@@ -224,7 +224,7 @@ impl SharedCommunicator {
         }
     }
 
-    /// One call that carries bytes of every member, for what members have to agree on.
+    /// The descriptor of a call without payload.
     fn descriptor(verb: Verb, sequence: u64) -> Descriptor {
         Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, lies: None }
     }

@@ -11,4 +11,5 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::communicator::ROLES,
     conformance::trainer::ROLES,
     failure::communicator::ROLES,
+    failure::mesh::ROLES,
 ];

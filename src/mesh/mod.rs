@@ -7,9 +7,10 @@ mod verbs;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub use arena::Arena;
+pub use arena::{ALIGNMENT, Arena};
+pub use verbs::VERB_TIMEOUT_SECONDS;
 
 use crate::communicator::Communicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
@@ -20,7 +21,10 @@ use crate::executor::Executor;
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{Exchange, directory, memory};
 use crate::sys::{Deadline, InterruptCheck, process};
-use crate::topology::{Findings, MeshDescription, Placement, Plan, Request, Topology};
+use crate::topology::{Findings, Introduction, MeshDescription, Placement, Plan, Request, Topology};
+
+/// How long a member that lost another one looks for what that one said.
+const REASON_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long closing waits for the executor that bootstrap made.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
@@ -78,30 +82,32 @@ impl Mesh {
         options: Option<&MeshOptions>,
         interrupt: Option<InterruptCheck<'_>>,
     ) -> Result<Self> {
-        let launch = environment_phase(options)?;
-        let mut deadline = Deadline::after(Duration::from_secs_f64(launch.timeout_seconds));
-        if let Some(interrupt) = interrupt {
-            deadline = deadline.interruptible(interrupt);
-        }
-        let listener = listener_phase(&launch)?;
-        let mut exchange = rendezvous_phase(&launch, &listener, &deadline)?;
-        let formed = form(exchange.as_mut(), listener, executor, &launch, &deadline);
-        finish(exchange, formed, &deadline)
+        let launch = phase("environment", || read_environment(options))?;
+        let deadline = Deadline::after(Duration::from_secs_f64(launch.timeout_seconds));
+        let deadline = match interrupt {
+            Some(interrupt) => deadline.interruptible(interrupt),
+            None => deadline,
+        };
+        let mut introduction = phase("survey", || device::introduction(&launch, String::new()))?;
+        let listener = phase("listener", || listen(&launch))?;
+        introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
+        let exchange = phase("rendezvous", || meet(&launch, introduction, &deadline))?;
+        form(exchange, listener, executor, launch.gpus_per_multimem_domain, &deadline)
     }
 
     /// A mesh of members that met by another exchange, such as threads of one process.
     ///
+    /// The listener is the one whose address is in this member's introduction; a lone member needs none.
+    ///
     /// # Errors
     /// As [`Mesh::bootstrap`].
     pub fn of_exchange(
-        mut exchange: Box<dyn Exchange>,
-        listener: Listener,
+        exchange: Box<dyn Exchange>,
+        listener: Option<Listener>,
         executor: Option<&Executor>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
-        let launch = environment_of(exchange.as_ref())?;
-        let formed = form(exchange.as_mut(), listener, executor, &launch, deadline);
-        finish(exchange, formed, deadline)
+        form(exchange, listener, executor, 0, deadline)
     }
 
     /// The index of this process in the run.
@@ -135,8 +141,8 @@ impl Mesh {
     }
 
     /// The group of all members, for rooms above.
-    pub(crate) fn communicator(&self) -> &dyn Communicator {
-        self.0.communicator.as_ref()
+    pub(crate) fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.0.communicator
     }
 
     /// Whether the mesh is closed here.
@@ -157,7 +163,8 @@ impl Mesh {
     pub(crate) fn check_open(&self) -> Result<()> {
         let what = format!("the mesh of index {}", self.0.index);
         if process::pid() != self.0.pid {
-            let why = format!("it was made before a fork, in process {}; bootstrap in this process", self.0.pid);
+            let why =
+                format!("it was made before a fork, in process {}; bootstrap in this process", self.0.pid);
             return Err(Error::Closed { what, why });
         }
         if self.is_closed() {
@@ -185,77 +192,77 @@ impl Drop for Inner {
     }
 }
 
-fn environment_phase(options: Option<&MeshOptions>) -> Result<Launch> {
-    let launch = environment::read(options.unwrap_or(&MeshOptions::default()))?;
+/// Runs one phase: its name is in the trace, and in errors that say where a wait ended.
+fn phase<T>(name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let result = run().map_err(|error| in_phase(name, error));
+    match &result {
+        Ok(_) => tracing::debug!(phase = name, elapsed = ?start.elapsed(), "bootstrap"),
+        Err(error) => {
+            tracing::debug!(phase = name, elapsed = ?start.elapsed(), error = error.chain(), "bootstrap")
+        }
+    }
+    result
+}
+
+fn in_phase(name: &str, mut error: Error) -> Error {
+    if let Error::TimedOut { phase, .. } | Error::Interrupted { phase, .. } | Error::Lost { phase, .. } =
+        &mut error
+        && !phase.starts_with("bootstrap")
+    {
+        *phase = if phase.starts_with(name) {
+            format!("bootstrap, {phase}")
+        } else {
+            format!("bootstrap, {name}: {phase}")
+        };
+    }
+    error
+}
+
+fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
+    let launch = match options {
+        Some(options) => environment::read(options),
+        None => environment::read(&MeshOptions::default()),
+    }?;
     for note in &launch.notes {
         tracing::info!(index = launch.index.value, "{note}");
     }
     Ok(launch)
 }
 
-/// The place of a member whose exchange was made by other means.
-fn environment_of(exchange: &dyn Exchange) -> Result<Launch> {
-    environment::resolve(
-        &MeshOptions {
-            host_domain_index: exchange.index(),
-            host_domain_count: exchange.count(),
-            job: Some(exchange.roster().run.clone()),
-            directory: Some(std::path::PathBuf::from("/")),
-            ..MeshOptions::default()
-        },
-        &|_| None,
-        &environment::HostFacts::read(),
-    )
+/// A lone process listens nowhere.
+fn listen(launch: &Launch) -> Result<Option<Listener>> {
+    if launch.count.value == 1 { Ok(None) } else { Listener::open().map(Some) }
 }
 
-fn listener_phase(launch: &Launch) -> Result<Listener> {
-    if launch.count.value == 1 { Ok(Listener::none()) } else { Listener::open() }
-}
-
-fn rendezvous_phase(
-    launch: &Launch,
-    listener: &Listener,
-    deadline: &Deadline<'_>,
-) -> Result<Box<dyn Exchange>> {
-    let introduction = device::introduction(launch, listener.address().to_owned())?;
+fn meet(launch: &Launch, introduction: Introduction, deadline: &Deadline<'_>) -> Result<Box<dyn Exchange>> {
     match &launch.directory {
-        Some(folder) if launch.count.value > 1 => directory::meet(
-            Meeting {
+        Some(folder) if launch.count.value > 1 => {
+            let meeting = Meeting {
                 directory: folder.value.clone(),
                 job: launch.job.value.clone(),
                 attempt_is_unique: launch.attempt_is_unique,
                 index: launch.index.value,
                 count: launch.count.value,
                 introduction,
-            },
-            deadline,
-        ),
+            };
+            directory::meet(meeting, deadline)
+        }
         _ => memory::lone(introduction),
     }
 }
 
-/// From the committed roster to connected communicators.
+/// From a committed roster to a mesh: all members form it, or all learn why not. Then the meeting place closes.
 fn form(
-    exchange: &mut dyn Exchange,
-    listener: Listener,
+    mut exchange: Box<dyn Exchange>,
+    listener: Option<Listener>,
     executor: Option<&Executor>,
-    launch: &Launch,
+    gpus_per_multimem_domain: usize,
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let index = exchange.index();
-    let proof = Proof::gather(listener, exchange.roster(), index, exchange.key(), deadline)?;
-    let findings = findings_phase(exchange, &proof.findings(), deadline)?;
-    let topology = Topology::derive(exchange.roster(), &findings, launch.gpus_per_multimem_domain)?;
-    let plan = plan_phase(&topology, index)?;
-    let (executor, owns_executor) = executor_phase(executor, &topology, index)?;
-    let communicator: Arc<dyn Communicator> = SharedCommunicator::join(proof, plan.world(), deadline)?;
-    let (closed, pid) = (AtomicBool::new(false), process::pid());
-    Ok(Mesh(Arc::new(Inner { index, topology, executor, owns_executor, communicator, closed, pid })))
-}
-
-/// Everybody is ready, or everybody learns why not; then the meeting place closes.
-fn finish(mut exchange: Box<dyn Exchange>, formed: Result<Mesh>, deadline: &Deadline<'_>) -> Result<Mesh> {
-    let ready = formed.and_then(|mesh| exchange.exchange("ready", &[], deadline).map(|_| mesh));
+    let connected = connect(exchange.as_mut(), listener, executor, gpus_per_multimem_domain, deadline);
+    let ready =
+        connected.and_then(|mesh| phase("ready", || exchange.exchange("ready", &[], deadline)).map(|_| mesh));
     match ready {
         Ok(mesh) => {
             exchange.close();
@@ -263,13 +270,45 @@ fn finish(mut exchange: Box<dyn Exchange>, formed: Result<Mesh>, deadline: &Dead
             Ok(mesh)
         }
         Err(error) => {
+            let error = reason_of(exchange.as_mut(), error, deadline);
             exchange.give_up(&error);
             Err(error)
         }
     }
 }
 
-fn findings_phase(
+/// A member that gave up looks lost to those that were connected to it: what it said at the meeting place counts more.
+fn reason_of(exchange: &mut dyn Exchange, error: Error, deadline: &Deadline<'_>) -> Error {
+    if !matches!(error, Error::Lost { .. }) {
+        return error;
+    }
+    match exchange.exchange("loss", &[], &deadline.sooner(REASON_LIMIT)) {
+        Ok(_) | Err(Error::TimedOut { .. } | Error::Interrupted { .. }) => error,
+        Err(reason) => in_phase("loss", reason),
+    }
+}
+
+fn connect(
+    exchange: &mut dyn Exchange,
+    listener: Option<Listener>,
+    executor: Option<&Executor>,
+    gpus_per_multimem_domain: usize,
+    deadline: &Deadline<'_>,
+) -> Result<Mesh> {
+    let index = exchange.index();
+    let roster = exchange.roster().clone();
+    let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
+    let findings = phase("findings", || share_findings(exchange, &proof.findings(), deadline))?;
+    let topology = phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?;
+    let plan = phase("plan", || plan(&topology, index))?;
+    let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
+    let communicator: Arc<dyn Communicator> =
+        phase("communicators", || SharedCommunicator::join(proof, plan.world(), deadline))?;
+    let (closed, pid) = (AtomicBool::new(false), process::pid());
+    Ok(Mesh(Arc::new(Inner { index, topology, executor, owns_executor, communicator, closed, pid })))
+}
+
+fn share_findings(
     exchange: &mut dyn Exchange,
     own: &Findings,
     deadline: &Deadline<'_>,
@@ -279,25 +318,30 @@ fn findings_phase(
 }
 
 /// The groups of this process; members without shared memory cannot reach each other in this version.
-fn plan_phase(topology: &Topology, index: usize) -> Result<Plan> {
+fn plan(topology: &Topology, index: usize) -> Result<Plan> {
     let plan = Plan::derive(topology, index);
-    let host = topology.host_of(0).map(|host| host.members.as_slice()).unwrap_or_default();
-    let Some(apart) = (0..topology.count()).find(|other| !host.contains(other)) else { return Ok(plan) };
-    let name = |index: usize| {
-        let process = &topology.members()[index].introduction.process;
-        format!("index {index} (host {}, pid {})", process.host_name, process.pid)
+    // The same two on all members, since they come from the topology alone.
+    let [host, other, ..] = topology.hosts() else { return Ok(plan) };
+    let (Some(one), Some(two)) = (host.members.first(), other.members.first()) else { return Ok(plan) };
+    let name = |index: usize| match topology.members().get(index).map(|member| &member.introduction.process) {
+        Some(process) => format!("index {index} (host {}, pid {})", process.host_name, process.pid),
+        None => format!("index {index}"),
+    };
+    let relation = if host.boot_id == other.boot_id {
+        "run under one kernel but cannot open each other's memory (containers, or users, or network namespaces apart)"
+    } else {
+        "are on different hosts"
     };
     let why = format!(
-        "{} and {} could not open each other's memory, and this version moves data within one host only; start all \
-         processes on one host, outside containers that hide them from each other",
-        name(0),
-        name(apart)
+        "{} and {} {relation}; communication between hosts comes with TCP and MPI in a later version",
+        name(*one),
+        name(*two)
     );
     Err(Error::unsupported("a run over several hosts", why))
 }
 
 /// The caller's executor, or one on this process's part of its host.
-fn executor_phase(
+fn choose_executor(
     executor: Option<&Executor>,
     topology: &Topology,
     index: usize,
@@ -310,4 +354,21 @@ fn executor_phase(
     let request = Request::of(topology, index)
         .ok_or_else(|| Error::invalid("index", index, "roster", "has no member with it"))?;
     Ok((Executor::placed(Placement::derive(&request)?, 0, None)?, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_waiting_name_the_phase_once() {
+        let lost =
+            || Error::Lost { index: 1, host: "h".into(), pid: 2, phase: "rendezvous, registration".into() };
+        let text = in_phase("ready", in_phase("rendezvous", lost())).to_string();
+        assert_eq!(text, "lost index 1 (host h, pid 2) in bootstrap, rendezvous, registration");
+        let text = in_phase("proofs", lost()).to_string();
+        assert!(text.ends_with("in bootstrap, proofs: rendezvous, registration"), "{text}");
+        let invalid = in_phase("proofs", Error::invalid("a", 1, "b", "c")).to_string();
+        assert_eq!(invalid, Error::invalid("a", 1, "b", "c").to_string());
+    }
 }

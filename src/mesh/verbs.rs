@@ -2,6 +2,7 @@
 
 use crate::communicator::Call;
 use crate::error::{Error, Result};
+use crate::executor::Executor;
 use crate::mesh::{Arena, Mesh};
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
@@ -20,27 +21,39 @@ impl Mesh {
 
     /// Runs one call; the typed verbs and the shims come through here.
     ///
-    /// A call that is refused here takes no place in the order of calls, touches no payload, and is told to the peers.
+    /// A call that is refused here takes no place in the order of calls, touches no payload, and is told to the peers:
+    /// they keep waiting, and a retry may succeed.
     ///
     /// # Errors
     /// `Contended`, `Closed`, `Invalid` and `Unsupported` before anything moves; `Disagreed`, after which the mesh stays
     /// usable; `Lost`, `TimedOut` and `Interrupted`, after which only `close` is legal.
-    pub fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+    pub fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let verb = call.verb;
         self.refusing(verb, || {
             self.check_open()?;
+            check_verb(verb)?;
             check_root(call.root, self.count())?;
-            self.executor().hold(verb.word())
+            let _hold = self.executor().hold(verb.word())?;
+            // A group broadcasts in place: what the root gives goes to its output first.
+            if verb == Verb::Broadcast
+                && let Some(input) = call.input.take()
+            {
+                check_equal(input, &call.output)?;
+                if call.root == self.index() {
+                    call.output.copy_from(input)?;
+                }
+            }
+            self.communicator().run(call, deadline)
         })
-        .and_then(|_hold| self.communicator().run(call, deadline))
     }
 
-    /// Passes an error before a call on to the peers, whose deadline then names it.
-    fn refusing<T>(&self, verb: Verb, check: impl FnOnce() -> Result<T>) -> Result<T> {
-        let result = check();
-        match &result {
-            Err(error) if !matches!(error, Error::Closed { .. }) => self.communicator().refuse(verb, error),
-            _ => {}
+    /// Passes an error that came before the call began on to the peers, whose deadline then names it.
+    fn refusing<T>(&self, verb: Verb, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let result = call();
+        if let Err(error @ (Error::Contended { .. } | Error::Invalid { .. } | Error::Unsupported { .. })) =
+            &result
+        {
+            self.communicator().refuse(verb, error);
         }
         result
     }
@@ -90,18 +103,52 @@ impl Mesh {
     /// The byte strings of all members, by index; lengths may differ.
     ///
     /// # Errors
-    /// As [`Mesh::run`].
+    /// As [`Mesh::run`], and `Exhausted` where this member cannot hold what all of them give.
     pub fn exchange(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
-        let mut lengths = vec![0u64; self.count()];
-        let own = [payload.len() as u64];
-        self.gather_within(&own, &mut lengths, deadline)?;
-        let longest = lengths.iter().max().copied().unwrap_or(0) as usize;
-        let mut padded = payload.to_vec();
-        padded.resize(longest, 0);
-        let mut all = vec![0u8; longest * self.count()];
-        self.gather_within(&padded, &mut all, deadline)?;
-        let parts = lengths.iter().enumerate();
-        Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
+        self.refusing(Verb::Exchange, || {
+            self.check_open()?;
+            let _hold = self.executor().hold(Verb::Exchange.word())?;
+            let count = self.count();
+            let mut lengths = vec![0_u64; count];
+            self.gather(&[payload.len() as u64], &mut lengths, deadline)?;
+            let longest = lengths.iter().max().copied().unwrap_or(0);
+            let mut all = zeroed(longest, count)?;
+            let longest = longest as usize;
+            let mut padded = zeroed(longest as u64, 1)?;
+            padded[..payload.len()].copy_from_slice(payload);
+            self.gather(&padded, &mut all, deadline)?;
+            let parts = lengths.iter().enumerate();
+            Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
+        })
+    }
+
+    /// A mesh for the members of each color. Not in this version.
+    ///
+    /// # Errors
+    /// `Unsupported` always.
+    pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
+        let what = format!("split (color {color:?}, key {key}) of a mesh");
+        Err(Error::unsupported(what, "sub-meshes are not in this version"))
+    }
+
+    /// A mesh of the members that are left. Not in this version.
+    ///
+    /// # Errors
+    /// `Unsupported` always.
+    pub fn shrink(&self) -> Result<Self> {
+        Err(Error::unsupported(
+            "shrink of a mesh",
+            "not in this version; restart the run from its checkpoint",
+        ))
+    }
+
+    /// The same mesh with its verbs on another executor. Not in this version.
+    ///
+    /// # Errors
+    /// `Unsupported` always.
+    pub fn on(&self, executor: &Executor) -> Result<Self> {
+        let what = format!("a mesh on {executor:?}");
+        Err(Error::unsupported(what, "not in this version; give the executor to bootstrap"))
     }
 
     /// Shared memory of all members: `byte_count` bytes of this one, which may differ from the others'.
@@ -109,25 +156,24 @@ impl Mesh {
     /// # Errors
     /// `Exhausted` on all members, naming the one that could not reserve its part; else as [`Mesh::run`].
     pub fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
-        let hold = self.refusing(Verb::Arena, || {
+        self.refusing(Verb::Arena, || {
             self.check_open()?;
-            self.executor().hold(Verb::Arena.word())
-        })?;
-        let arena = self.communicator().arena(byte_count, deadline)?;
-        drop(hold);
-        Ok(Arena::new(arena))
+            let _hold = self.executor().hold(Verb::Arena.word())?;
+            self.communicator().arena(byte_count, deadline).map(Arena::new)
+        })
     }
 
-    fn gather_within<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
+    /// One gathering of a call that holds the executor already.
+    fn gather<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
         let call = Call {
-            verb: Verb::AllGather,
+            verb: Verb::Exchange,
             dtype: T::DTYPE,
             op: ReduceOp::Sum,
             root: 0,
             input: Some(Span::of(own)),
             output: SpanMut::of(all),
         };
-        self.run(call, deadline)
+        self.communicator().run(call, deadline)
     }
 
     fn typed<T: Element>(
@@ -142,6 +188,49 @@ impl Mesh {
         let call = Call { verb, dtype, op, root, input, output: SpanMut::of(output) };
         self.run(call, &Self::verb_deadline(0.0)?)
     }
+}
+
+/// Zeros for `count` parts of a length that another member may have said.
+fn zeroed(length: u64, count: usize) -> Result<Vec<u8>> {
+    let wanted = length.saturating_mul(count as u64);
+    let mut bytes = reserved(wanted).ok_or_else(|| Error::Exhausted {
+        place: format!("this process's memory, for the payloads of {count} members"),
+        wanted_bytes: wanted,
+        free_bytes: 0,
+        remedy: "exchange less at a time".to_owned(),
+    })?;
+    bytes.resize(wanted as usize, 0);
+    Ok(bytes)
+}
+
+/// An empty vector with room for so many bytes, `None` if they cannot be had.
+fn reserved(byte_count: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(byte_count).ok()?).ok()?;
+    Some(bytes)
+}
+
+fn check_verb(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::AllReduce | Verb::Broadcast | Verb::AllGather | Verb::ReduceScatter | Verb::Barrier => Ok(()),
+        Verb::Exchange | Verb::Arena => {
+            let reason = "is not a call on arrays; use the method of the mesh";
+            Err(Error::invalid("verb", verb.word(), "argument", reason))
+        }
+        Verb::Reduce | Verb::AllToAll | Verb::Gather | Verb::Scatter | Verb::Send | Verb::Receive => {
+            let why =
+                "not in this version; all_reduce, broadcast, all_gather, reduce_scatter and barrier are";
+            Err(Error::unsupported(verb.word(), why))
+        }
+    }
+}
+
+fn check_equal(input: Span<'_>, output: &SpanMut<'_>) -> Result<()> {
+    if input.byte_count() == output.byte_count() {
+        return Ok(());
+    }
+    let reason = format!("must be as long as the output, {} bytes", output.byte_count());
+    Err(Error::invalid("input", format!("{} bytes", input.byte_count()), "call", reason))
 }
 
 fn check_root(root: usize, count: usize) -> Result<()> {

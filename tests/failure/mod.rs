@@ -1,3 +1,4 @@
 //! What happens when a member dies, stops or misbehaves, phase by phase.
 
 pub(crate) mod communicator;
+pub(crate) mod mesh;

@@ -14,13 +14,16 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::communicator::{Communicator, SharedArena};
 use crate::error::{Error, Result};
+use crate::executor::Hold;
+use crate::mesh::Mesh;
 use crate::sys::{Deadline, Element, Span, SpanMut};
-use crate::vocabulary::Dtype;
+use crate::vocabulary::{Dtype, Verb};
 
 use agreement::{Contribution, Entry, Members, pack, unpack};
 use bucket::{ALIGNMENT, Layout, Region, Shape};
@@ -171,11 +174,32 @@ struct Progress {
     edited: Option<Arc<dyn SharedArena>>,
 }
 
+/// One call's right to the trainer, and to the executor of its mesh.
+struct Held<'a> {
+    progress: MutexGuard<'a, Progress>,
+    _executor: Option<Hold>,
+}
+
+impl Deref for Held<'_> {
+    type Target = Progress;
+    fn deref(&self) -> &Progress {
+        &self.progress
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Progress {
+        &mut self.progress
+    }
+}
+
 /// Trains the parameters it was given, together with the other members of its mesh.
 ///
 /// Calls that change or store parameters are collective: all members make them in the same order. A call that ended in
 /// `Lost`, `TimedOut` or `Interrupted` closes the trainer on this member, with that error as the reason.
 pub struct Trainer {
+    /// Whose executor the calls hold; `None` on a bare group.
+    mesh: Option<Mesh>,
     members: Members,
     layout: Layout,
     names: Vec<String>,
@@ -194,15 +218,36 @@ impl std::fmt::Debug for Trainer {
 }
 
 impl Trainer {
-    /// Makes a trainer on a group whose members all share memory; collective.
+    /// Makes a trainer on a mesh; collective.
     ///
     /// Names, shapes, element types, the optimizer and `clip_norm` must be the same on all members; the initial values of
-    /// seat 0 count. The norm of all gradients together is clipped to `clip_norm` as `torch.nn.utils.clip_grad_norm_`
+    /// index 0 count. The norm of all gradients together is clipped to `clip_norm` as `torch.nn.utils.clip_grad_norm_`
     /// does it (Pascanu, Mikolov and Bengio, ICML 2013).
     ///
     /// # Errors
     /// `Invalid` and `Unsupported` on all members if one has such an argument; `Disagreed` naming the parameter and both
     /// members; `Exhausted`; else as [`Communicator::run`].
+    pub fn open(
+        mesh: &Mesh,
+        parameters: &[Parameter<'_>],
+        optimizer: Optimizer,
+        clip_norm: Option<f64>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
+        mesh.check_open()?;
+        let group = Arc::clone(mesh.communicator());
+        let held = mesh.executor().hold("trainer.open");
+        let held = held.inspect_err(|error| group.refuse(Verb::AllGather, error))?;
+        let mut trainer = Self::on_group(group, parameters, optimizer, clip_norm, deadline)?;
+        trainer.mesh = Some(mesh.clone());
+        drop(held);
+        Ok(trainer)
+    }
+
+    /// As [`Trainer::open`], on a group whose members all share memory, without an executor.
+    ///
+    /// # Errors
+    /// As [`Trainer::open`].
     pub fn on_group(
         group: Arc<dyn Communicator>,
         parameters: &[Parameter<'_>],
@@ -231,6 +276,7 @@ impl Trainer {
         let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
         members.outcome(shards.as_ref().map(|_| Vec::new()).map_err(clone_exhausted), deadline)?;
         let trainer = Self {
+            mesh: None,
             names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
             layout,
             optimizer,
@@ -353,7 +399,10 @@ impl Trainer {
     }
 
     /// Takes the trainer for one call.
-    fn hold(&self, entry: Entry) -> Result<MutexGuard<'_, Progress>> {
+    fn hold(&self, entry: Entry) -> Result<Held<'_>> {
+        if let Some(mesh) = &self.mesh {
+            mesh.check_open()?;
+        }
         if let Some(why) = &*self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
             return Err(Error::Closed { what: "trainer".to_owned(), why: why.clone() });
         }
@@ -367,14 +416,16 @@ impl Trainer {
                 return Err(error);
             }
         };
-        if progress.edited.is_some() == (entry == Entry::EndEdit) {
-            return Ok(progress);
+        if progress.edited.is_some() != (entry == Entry::EndEdit) {
+            let reason =
+                if entry == Entry::EndEdit { "no edit is open" } else { "an edit is open; end it first" };
+            let error = Error::invalid("call", entry.word(), "caller", reason);
+            self.members.refuse(&error);
+            return Err(error);
         }
-        let reason =
-            if entry == Entry::EndEdit { "no edit is open" } else { "an edit is open; end it first" };
-        let error = Error::invalid("call", entry.word(), "caller", reason);
-        self.members.refuse(&error);
-        Err(error)
+        let executor = self.mesh.as_ref().map(|mesh| mesh.executor().hold(entry.word())).transpose();
+        let executor = executor.inspect_err(|error| self.members.refuse(error))?;
+        Ok(Held { progress, _executor: executor })
     }
 
     /// The fence at the beginning of every collective call.

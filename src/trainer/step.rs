@@ -97,6 +97,7 @@ impl Trainer {
         let shares = all.iter().map(|member| member.weight / total).collect::<Vec<_>>();
         let mut skipped = all.iter().any(|member| member.weight > 0.0 && !member.finite);
         let mut gradient_norm = None;
+        let progress = &mut *progress;
         if !skipped {
             let rule = self.optimizer.rule(progress.updates.saturating_add(1));
             match self.clip_norm {

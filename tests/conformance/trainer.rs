@@ -7,7 +7,7 @@ use std::time::Duration;
 use uform::checkpoint;
 use uform::communicator::Communicator;
 use uform::sys::Span;
-use uform::{Deadline, Dtype, Error, Optimizer, Parameter, Trainer};
+use uform::{Deadline, Dtype, Error, Mesh, Optimizer, Parameter, Trainer};
 
 use super::members;
 use crate::harness;
@@ -17,6 +17,7 @@ pub(crate) const ROLES: &[(&str, harness::Role)] = &[
     ("trainer.resume", resume_member),
     ("trainer.save", save_member),
     ("trainer.survive", survive_member),
+    ("trainer.mesh", mesh_member),
 ];
 
 const ADAMW: Optimizer =
@@ -233,6 +234,35 @@ fn survivors_of_a_lost_member_are_closed_with_its_name() {
     for outcome in outcomes.iter().filter(|outcome| outcome.index != 1) {
         assert!(outcome.succeeded(), "{}", harness::transcript(&outcomes));
     }
+}
+
+fn mesh_member(index: usize, _count: usize, _argument: &str) {
+    let mesh = Mesh::bootstrap(None, None).expect("all meet");
+    let parameters = [parameter("w", &[5], Dtype::F64)];
+    let trainer =
+        Trainer::open(&mesh, &parameters, PLAIN, None, &deadline()).expect("the same on all members");
+    let gradient = trainer.gradient("w").expect("declared");
+    gradient.write(&[index as f64; 5]).expect("its type");
+    if index == 1 {
+        let held = mesh.executor().hold("another call").expect("free");
+        let error = trainer.step(1.0, &deadline()).expect_err("held");
+        assert!(matches!(&error, Error::Contended { holder, .. } if holder == "another call"), "{error}");
+        drop(held);
+    }
+    let report = trainer.step(index as f64, &deadline()).expect("a refused call may be made again");
+    assert_eq!((report.step, report.weight), (1, 3.0));
+    // (0 * 0 + 1 * 1 + 2 * 2) / 3, taken from 0.
+    let values = trainer.parameter("w").expect("declared").to_vec::<f64>().expect("its type");
+    assert!(values.iter().all(|value| (value + 5.0 / 3.0).abs() < 1e-15), "{values:?}");
+    mesh.barrier().expect("all are here");
+    mesh.close().expect("idle");
+    assert!(matches!(trainer.step(1.0, &deadline()), Err(Error::Closed { .. })));
+    assert_eq!(trainer.parameter("w").expect("the memory stays").to_vec::<f64>().expect("its type"), values);
+}
+
+#[test]
+fn a_trainer_holds_the_executor_of_its_mesh_and_ends_with_it() {
+    harness::assert_all_succeeded(&harness::processes(3, "trainer.mesh", "", deadline().limit()));
 }
 
 #[test]

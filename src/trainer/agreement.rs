@@ -149,21 +149,29 @@ impl Members {
         Ok(all.chunks(longest).zip(&lengths).map(cut).collect())
     }
 
-    /// Everybody's result of a part of a call: all of them, or an error on every member.
+    /// How a part of a call went on all members: this one's result and everybody's message about theirs, or an error
+    /// on every member.
     ///
     /// # Errors
     /// That of the lowest member that failed, so that all decide alike; the others get it with its index.
-    pub(crate) fn outcome(&self, own: Result<Vec<u8>>, deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
-        let message = match &own {
-            Ok(bytes) => [&[0], &bytes[..]].concat(),
+    pub(crate) fn outcome<T>(
+        &self,
+        own: Result<T>,
+        message: impl FnOnce(&T) -> Vec<u8>,
+        deadline: &Deadline<'_>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
+        let bytes = match &own {
+            Ok(result) => [&[0], &message(result)[..]].concat(),
             Err(error) => encode(error),
         };
-        let all = self.gather(&message, deadline)?;
+        let all = self.gather(&bytes, deadline)?;
         let failed = all.iter().position(|message| message.first() != Some(&0));
         match (failed, own) {
             (Some(index), Err(error)) if index == self.seat() => Err(error),
             (Some(index), _) => Err(decode(&all[index], index)),
-            (None, _) => Ok(all.into_iter().map(|mut message| message.split_off(1)).collect()),
+            // A message of this member's own that came back as another one.
+            (None, Err(error)) => Err(error),
+            (None, Ok(own)) => Ok((own, all.into_iter().map(|mut message| message.split_off(1)).collect())),
         }
     }
 

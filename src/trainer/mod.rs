@@ -257,16 +257,9 @@ impl Trainer {
     ) -> Result<Self> {
         let members = Members::new(group);
         let shapes = shapes_of(parameters);
-        let layout = check(parameters, &shapes, &optimizer, clip_norm);
-        let own = layout.as_ref().map(|_| describe(&shapes, &optimizer, clip_norm));
-        let (layout, own) = match (&layout, own) {
-            (Ok(layout), Ok(own)) => (layout.clone(), own),
-            _ => {
-                members.outcome(layout.map(|_| Vec::new()), deadline)?;
-                return Err(no_part(members.seat()));
-            }
-        };
-        let all = members.outcome(Ok(own.clone()), deadline)?;
+        let own = describe(&shapes, &optimizer, clip_norm);
+        let checked = check(parameters, &shapes, &optimizer, clip_norm);
+        let (layout, all) = members.outcome(checked, |_| own.clone(), deadline)?;
         compare(&shapes, &own, &all, members.seat())?;
         let (seat, count) = (members.seat(), members.count());
         // An arena of nothing would have no address: parameters without elements still have one.
@@ -274,7 +267,7 @@ impl Trainer {
         let values = members.arena(if seat == 0 { byte_count } else { 0 }, deadline)?;
         let gradients = members.arena(byte_count, deadline)?;
         let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
-        members.outcome(shards.as_ref().map(|_| Vec::new()).map_err(clone_exhausted), deadline)?;
+        let (shards, _) = members.outcome(shards, |_| Vec::new(), deadline)?;
         let trainer = Self {
             mesh: None,
             names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
@@ -283,7 +276,7 @@ impl Trainer {
             clip_norm,
             parameters: values,
             gradients,
-            progress: Mutex::new(Progress { updates: 0, shards: shards?, edited: None }),
+            progress: Mutex::new(Progress { updates: 0, shards, edited: None }),
             closed: Mutex::new(None),
             members,
         };
@@ -566,17 +559,4 @@ fn open_shards(
         Ok(Shard { region: region.clone(), bytes, states, reduced })
     };
     layout.regions.iter().map(open).collect()
-}
-
-/// The same error once more, for the members; the original is returned here.
-fn clone_exhausted(error: &Error) -> Error {
-    match error {
-        Error::Exhausted { place, wanted_bytes, free_bytes, remedy } => Error::Exhausted {
-            place: place.clone(),
-            wanted_bytes: *wanted_bytes,
-            free_bytes: *free_bytes,
-            remedy: remedy.clone(),
-        },
-        other => Error::unsupported("optimizer state", other.to_string()),
-    }
 }

@@ -57,29 +57,29 @@ impl Trainer {
             checkpoint::begin(directory, step, byte_count, count).map(|folder| {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 *partial = Some(folder);
-                name.into_bytes()
+                name
             })
         } else {
-            Ok(Vec::new())
+            Ok(String::new())
         };
-        let names = self.agree(begun, deadline)?;
+        let (_, names) = self.agree(begun, |name| name.clone().into_bytes(), deadline)?;
         // Only the last part of the path is taken from another member.
         let name = String::from_utf8_lossy(&names[0]).replace('/', "");
         let folder = directory.join(name);
         let written = self.write_own_shard(progress, &folder, deadline);
-        let records = self.agree(written.map(|record| pack_record(&record)), deadline)?;
+        let (_, records) = self.agree(written, pack_record, deadline)?;
         let committed = if seat == 0 {
             let files = records.iter().map(|bytes| unpack_record(bytes)).collect::<Option<Vec<_>>>();
             let files =
                 files.ok_or_else(|| Error::invalid("shard", "record", "another index", "is unreadable"));
             files.and_then(|files| {
                 let manifest = self.manifest(step, progress.updates, files);
-                checkpoint::commit(directory, &folder, &manifest).map(|()| Vec::new())
+                checkpoint::commit(directory, &folder, &manifest)
             })
         } else {
-            Ok(Vec::new())
+            Ok(())
         };
-        self.agree(committed, deadline).map(|_| ())
+        self.agree(committed, |()| Vec::new(), deadline).map(|_| ())
     }
 
     fn write_own_shard(
@@ -146,8 +146,8 @@ impl Trainer {
         let mut progress = self.hold(Entry::Load)?;
         self.enter(Entry::Load, 0, None, deadline)?;
         let steps = if self.members.seat() == 0 { checkpoint::committed(directory) } else { Ok(Vec::new()) };
-        let steps = steps.map(|steps| steps.iter().flat_map(|step| step.to_le_bytes()).collect());
-        let steps = self.agree(steps, deadline)?;
+        let bytes = |steps: &Vec<u64>| steps.iter().flat_map(|step| step.to_le_bytes()).collect();
+        let (_, steps) = self.agree(steps, bytes, deadline)?;
         let mut damage = None;
         for step in steps[0].as_chunks::<8>().0 {
             let step = u64::from_le_bytes(*step);
@@ -156,10 +156,8 @@ impl Trainer {
                 Ok((manifest, contents)) => {
                     let shards = self.fill(&manifest, &contents, deadline);
                     // From here on the parameters of all may be half read.
-                    let agreed = shards.as_ref().map(|_| Vec::new()).map_err(restated);
-                    let agreed = self.agree(agreed, deadline);
-                    self.broken(agreed)?;
-                    progress.shards = shards?;
+                    let agreed = self.agree(shards, |_| Vec::new(), deadline);
+                    progress.shards = self.broken(agreed)?.0;
                     progress.updates = manifest.updates;
                     return Ok(step);
                 }
@@ -180,7 +178,7 @@ impl Trainer {
         let path = folder.join("manifest.json");
         let seat = self.members.seat();
         let bytes = if seat == 0 { checkpoint::read_manifest(folder) } else { Ok(Vec::new()) };
-        let bytes = self.agree(bytes, deadline)?.swap_remove(0);
+        let bytes = self.agree(bytes, Vec::clone, deadline)?.1.swap_remove(0);
         // All members decode the same bytes, so they find the same.
         let manifest = Manifest::decode(&path, &bytes)?;
         if manifest.step != step {
@@ -192,9 +190,7 @@ impl Trainer {
             .map(|record| checkpoint::verify(folder, record, deadline))
             .collect::<Result<Vec<()>>>()
             .and_then(|_| Contents::open(folder, &manifest, deadline));
-        let agreed = verified.as_ref().map(|_| Vec::new()).map_err(restated);
-        self.agree(agreed, deadline)?;
-        let contents = verified?;
+        let (contents, _) = self.agree(verified, |_| Vec::new(), deadline)?;
         self.matches(&manifest)?;
         Ok((manifest, contents))
     }
@@ -256,43 +252,21 @@ impl Trainer {
     }
 
     /// Agrees on a part of a call; an end of the deadline here ends the group, since the others wait for this member.
-    fn agree(&self, own: Result<Vec<u8>>, deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
-        if let Err(Error::TimedOut { .. } | Error::Interrupted { .. }) = &own {
-            return self.broken(own.map(|_| Vec::new()));
+    fn agree<T>(
+        &self,
+        own: Result<T>,
+        message: impl FnOnce(&T) -> Vec<u8>,
+        deadline: &Deadline<'_>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
+        match own {
+            Err(error @ (Error::TimedOut { .. } | Error::Interrupted { .. })) => self.broken(Err(error)),
+            own => self.ended(self.members.outcome(own, message, deadline)),
         }
-        self.ended(self.members.outcome(own, deadline))
     }
 }
 
 fn has(names: &[String], wanted: &str) -> bool {
     names.iter().any(|name| name == wanted)
-}
-
-/// An error for the members where the original is still needed here.
-fn restated(error: &Error) -> Error {
-    match error {
-        Error::Corrupt { path, offset, reason } => {
-            Error::Corrupt { path: path.clone(), offset: *offset, reason: reason.clone() }
-        }
-        Error::TimedOut { phase, waited, missing } => {
-            Error::TimedOut { phase: phase.clone(), waited: *waited, missing: missing.clone() }
-        }
-        Error::Interrupted { phase, waited } => Error::Interrupted { phase: phase.clone(), waited: *waited },
-        Error::Io { path, operation, source } => {
-            let copy = match source.raw_os_error() {
-                Some(number) => std::io::Error::from_raw_os_error(number),
-                None => std::io::Error::other(source.to_string()),
-            };
-            Error::io(path, operation, copy)
-        }
-        Error::Exhausted { place, wanted_bytes, free_bytes, remedy } => Error::Exhausted {
-            place: place.clone(),
-            wanted_bytes: *wanted_bytes,
-            free_bytes: *free_bytes,
-            remedy: remedy.clone(),
-        },
-        other => Error::unsupported("this checkpoint", other.chain()),
-    }
 }
 
 fn pack_record(record: &FileRecord) -> Vec<u8> {

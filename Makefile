@@ -34,8 +34,8 @@ test: toolchain lint-rust test-rust wheel lint-python test-python lint-deny-inst
 lint: toolchain lint-rust wheel lint-python lint-deny
 
 bench: wheel
-	$(BIN)/python benches/start.py
-	$(BIN)/uform launch --processes 2 benches/collectives.py
+	$(BIN)/python benches/import_time.py
+	cargo bench --locked --bench bootstrap --bench all_reduce
 
 clean:
 	cargo clean

@@ -1,6 +1,7 @@
 //! What prose promises, held by a test: layers, names and numbers, documents, examples.
 
 mod documents;
+mod examples;
 mod layers;
 mod names;
 mod source;

@@ -12,4 +12,5 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::trainer::ROLES,
     failure::communicator::ROLES,
     failure::mesh::ROLES,
+    failure::rendezvous::ROLES,
 ];

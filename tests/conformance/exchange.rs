@@ -44,7 +44,7 @@ type Place<'a> = &'a (dyn Fn(usize, usize, &Deadline<'_>) -> Met + Sync);
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn members<T: Send>(indexes: &[usize], role: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn members<T: Send>(indexes: &[usize], role: impl Fn(usize) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let role = &role;
         let threads: Vec<_> = indexes.iter().map(|index| scope.spawn(move || role(*index))).collect();
@@ -157,7 +157,7 @@ fn with_directory(test: impl Fn(Place<'_>)) {
     assert_eq!(entries(folder.path()), Vec::<String>::new(), "nothing stays in the directory");
 }
 
-fn meet(folder: &Folder, job: &str, index: usize, count: usize, deadline: &Deadline<'_>) -> Met {
+pub(crate) fn meet(folder: &Folder, job: &str, index: usize, count: usize, deadline: &Deadline<'_>) -> Met {
     let meeting = Meeting {
         directory: folder.path().to_owned(),
         job: job.to_owned(),

@@ -1,6 +1,6 @@
 //! One suite per trait, run against every backend.
 
 pub(crate) mod communicator;
-mod exchange;
+pub(crate) mod exchange;
 pub(crate) mod members;
 pub(crate) mod trainer;

@@ -2,3 +2,4 @@
 
 pub(crate) mod communicator;
 pub(crate) mod mesh;
+pub(crate) mod rendezvous;

@@ -76,6 +76,9 @@ fn remove_superseded(job: &Job, epoch: u64, claim: Option<&Claim>, own: &Identit
 }
 
 /// Asks an earlier leader whether it lives: gives its claim if it is superseded, `None` if it left by itself.
+///
+/// A leader of another process that answers, that visibly lives, or that leaves while it is asked is a second index
+/// 0 of this job. One of this process that leaves is a meeting that has ended in order.
 fn challenge(party: &Party, epoch: u64, deadline: &Deadline<'_>) -> Result<Option<Option<Claim>>> {
     let job = &party.job;
     let earlier: Option<Claim> = read_as(&job.leader, &epoch.to_string())?;
@@ -106,12 +109,14 @@ fn challenge(party: &Party, epoch: u64, deadline: &Deadline<'_>) -> Result<Optio
         match &earlier {
             Some(claim)
                 if answered
-                    || (silent && there && !own_process && (life == Life::Alive || party.is_unique)) =>
+                    || (!gone
+                        && !own_process
+                        && (!there || silent && (life == Life::Alive || party.is_unique))) =>
             {
                 let told = Reason::duplicate(0, &claim.identity.process, &party.own.process);
                 break Err(party.fail(told));
             }
-            _ if !there && !answered => break Ok(None),
+            _ if !there => break Ok(None),
             _ if gone || silent => break Ok(Some(earlier.clone())),
             _ => {}
         }

@@ -17,6 +17,8 @@ pub(super) struct Following {
     acknowledged: bool,
     /// What was found that belongs to an earlier run or to another process with this index.
     foreign: Option<Reason>,
+    /// Whether the attempt was removed, which only happens once nobody alive is believed to be in it.
+    is_gone: bool,
 }
 
 /// Follows claims until a decision counts for this member; `following` tells the caller where to give up.
@@ -27,7 +29,7 @@ pub(super) fn follow(
 ) -> Result<(Proposal, Vec<u8>)> {
     let mut pace = Pace::new(party.own.count);
     let mut watch = Watch::new();
-    let mut ignored = 0;
+    let mut ignored = None;
     let mut waiters = Waiters { seen: BTreeSet::new(), looks: 0 };
     loop {
         let Some(names) = file::settled(party.job.leader.list())? else {
@@ -39,21 +41,28 @@ pub(super) fn follow(
         {
             return Ok(formed);
         }
-        let known = following.as_ref().map_or(ignored, |current| current.attempt.epoch.max(ignored));
+        if following.as_ref().is_some_and(|current| current.is_gone) {
+            // Epochs may begin anew after everything was removed.
+            *following = None;
+        }
+        let known = following.as_ref().map_or(0, |current| current.attempt.epoch);
         if let Some(epoch) = epochs(&names).last().copied().filter(|epoch| *epoch > known)
             && let Some(claim) = read_as::<Claim>(&party.job.leader, &epoch.to_string())?
         {
-            if party.own.life_of(&claim.identity) == Life::Dead {
+            let life = party.own.life_of(&claim.identity);
+            if life == Life::Dead && ignored.as_ref() != Some(&claim.identity.nonce) {
                 if party.is_unique {
                     return Err(party.fail(claim.identity.lost("rendezvous, election")));
                 }
                 tracing::info!("ignored a dead leader: nonce {}", claim.identity.nonce);
-                ignored = epoch;
-            } else if let Some(attempt) = join(party, epoch, &claim)? {
+                ignored = Some(claim.identity.nonce);
+            } else if life != Life::Dead
+                && let Some(attempt) = join(party, epoch, &claim)?
+            {
                 if let Some(old) = following.take() {
                     old.attempt.leave(&party.job, &party.own, &[]);
                 }
-                *following = Some(Following { attempt, acknowledged: false, foreign: None });
+                *following = Some(Following { attempt, acknowledged: false, foreign: None, is_gone: false });
                 pace.hurry();
                 continue;
             }
@@ -108,7 +117,10 @@ fn join(party: &Party, epoch: u64, claim: &Claim) -> Result<Option<Attempt>> {
 /// Looks at the decision: the formed run, the abort as an error, or neither yet.
 fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<u8>)>> {
     let attempt = &current.attempt;
-    let names = attempt.decisions()?;
+    let Some(names) = file::settled(attempt.decision.list())? else {
+        current.is_gone = true;
+        return Ok(None);
+    };
     let has = |wanted: &str| names.iter().any(|name| name == wanted);
     if has(&MEETING.to_string()) {
         match attempt.decided(MEETING)? {

@@ -1,1 +1,46 @@
-//! The Python extension module.
+//! The Python extension module `uform._uform`: it translates arguments, results and errors, and decides nothing.
+
+mod arena;
+mod argument;
+mod buffer;
+mod command;
+mod error;
+mod executor;
+mod interrupt;
+mod mesh;
+mod optimizer;
+mod options;
+mod report;
+mod structseq;
+mod topology;
+mod trainer;
+mod vocabulary;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _uform(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    report::start(module.py())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    vocabulary::register(module)?;
+    structseq::register(module)?;
+    module.add_class::<options::MeshOptions>()?;
+    module.add_class::<executor::Executor>()?;
+    module.add_class::<topology::Topology>()?;
+    module.add_class::<buffer::Array>()?;
+    module.add_class::<arena::Arena>()?;
+    module.add_class::<mesh::Mesh>()?;
+    module.add_class::<mesh::DeferredMesh>()?;
+    module.add_class::<mesh::Deferred>()?;
+    module.add_class::<optimizer::Sgd>()?;
+    module.add_class::<optimizer::AdamW>()?;
+    module.add_class::<trainer::StepReport>()?;
+    module.add_class::<trainer::Trainer>()?;
+    module.add_function(wrap_pyfunction!(topology::capabilities_compiled, module)?)?;
+    module.add_function(wrap_pyfunction!(topology::capabilities_available, module)?)?;
+    module.add_function(wrap_pyfunction!(topology::gpu_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(command::run_command, module)?)?;
+    // The package re-exports name by name; a star would take what is not for users too.
+    module.delattr("__all__")
+}

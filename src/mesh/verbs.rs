@@ -47,6 +47,13 @@ impl Mesh {
         })
     }
 
+    /// Tells the peers why this member refused to make its next call, where that is known only outside of this crate.
+    pub fn refuse(&self, verb: Verb, reason: &Error) {
+        if self.check_open().is_ok() {
+            self.communicator().refuse(verb, reason);
+        }
+    }
+
     /// Passes an error that came before the call began on to the peers, whose deadline then names it.
     fn refusing<T>(&self, verb: Verb, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();

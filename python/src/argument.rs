@@ -1,0 +1,43 @@
+//! Arguments of Python as values of Rust; each refusal names the argument and shows what was given.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use crate::error::invalid;
+
+/// A count, an index or a number of bytes: an integer of 0 or more.
+pub(crate) fn count(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<usize> {
+    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be an integer, 0 or more"))
+}
+
+/// The same, where leaving it out means a value.
+pub(crate) fn count_or(argument: &str, given: Option<&Bound<'_, PyAny>>, absent: usize) -> PyResult<usize> {
+    given.map_or(Ok(absent), |given| count(argument, given))
+}
+
+/// A real number.
+pub(crate) fn number(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<f64> {
+    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a number"))
+}
+
+/// The same, where leaving it out means a value.
+pub(crate) fn number_or(argument: &str, given: Option<&Bound<'_, PyAny>>, absent: f64) -> PyResult<f64> {
+    given.map_or(Ok(absent), |given| number(argument, given))
+}
+
+/// A path: `str` or anything with `__fspath__` that gives one.
+pub(crate) fn path(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a str or os.PathLike"))
+}
+
+/// Text.
+pub(crate) fn text(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<String> {
+    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a str"))
+}
+
+/// A sequence of ordinals.
+pub(crate) fn ordinals(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let reason = "must be a sequence of integers, each 0 or more";
+    given.extract().map_err(|_| invalid(given.py(), argument, given, reason))
+}

@@ -1,0 +1,52 @@
+//! Blocking calls without the interpreter's lock, which signals end as they would end Python code.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use uform::sys::InterruptCheck;
+
+use crate::error::to_python;
+
+/// How often a wait takes the interpreter's lock to look for signals; with the core's own interval below 100 ms.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs `call` detached from the interpreter.
+///
+/// `call` gets the check that it hands down. On the main thread, where alone Python runs signal handlers, it runs them;
+/// what a handler raises ends the call and is raised here. Other threads get none, so that a daemon thread in a
+/// call never takes the lock while the interpreter ends.
+pub(crate) fn blocking<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(Option<InterruptCheck<'_>>) -> uform::Result<T> + Send,
+) -> PyResult<T> {
+    let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+    let asked = Mutex::new(Instant::now());
+    let check = || {
+        {
+            let mut asked = lock(&asked);
+            if asked.elapsed() < INTERVAL {
+                return lock(&raised).is_some();
+            }
+            *asked = Instant::now();
+        }
+        let answer = Python::try_attach(|py| py.check_signals());
+        if let Some(Err(error)) = answer {
+            *lock(&raised) = Some(error);
+        }
+        lock(&raised).is_some()
+    };
+    let is_main = rustix::thread::gettid() == rustix::process::getpid();
+    let result = py.detach(|| call(if is_main { Some(&check) } else { None }));
+    match (lock(&raised).take(), result) {
+        // What a handler raised is never lost, even where the call ended another way meanwhile.
+        (Some(error), _) => Err(error),
+        (None, Ok(value)) => Ok(value),
+        (None, Err(error)) => Err(to_python(py, &error)),
+    }
+}
+
+/// A poisoned lock holds what it held: nothing here panics between two writes that belong together.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,193 @@
+"""Arrays in and out, in a mesh of one process, where every reduction gives back what went in."""
+
+import array
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import uform
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[uform.Mesh]:
+    with uform.Mesh.bootstrap(None, None) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3)])
+def test_shapes_and_types_pass(mesh: uform.Mesh, dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+    numbers = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+    expected = numbers.copy()
+    mesh.all_reduce(numbers)
+    mesh.broadcast(numbers)
+    out = np.zeros_like(numbers)
+    mesh.all_reduce(numbers, uform.ReduceOp.MAX, out=out)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(numbers, expected)
+
+
+def test_other_exporters_pass(mesh: uform.Mesh) -> None:
+    numbers = array.array("d", [1.0, 2.0])
+    mesh.all_reduce(numbers)
+    assert list(numbers) == [1.0, 2.0]
+    out = array.array("d", [0.0, 0.0])
+    mesh.all_gather(memoryview(numbers), out)
+    assert list(out) == [1.0, 2.0]
+    # The long of C is 64 bits here, and so is NumPy's int64.
+    mesh.all_reduce(array.array("l", [1]), out=np.zeros(1, dtype=np.int64))
+
+
+def test_strided_arrays_are_refused_with_the_remedy(mesh: uform.Mesh) -> None:
+    grid = np.zeros((4, 4), dtype=np.float32)
+    for strided in (grid[:, 1], grid[::2], grid.T, grid[::-1]):
+        with pytest.raises(uform.InvalidError, match="ascontiguousarray"):
+            mesh.all_reduce(strided)
+    mesh.all_reduce(grid[1:3])
+
+
+def test_read_only_arrays_are_refused_as_output(mesh: uform.Mesh) -> None:
+    frozen = np.ones(3, dtype=np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(uform.InvalidError, match="read-only"):
+        mesh.all_reduce(frozen)
+    out = np.zeros(3, dtype=np.float32)
+    mesh.all_reduce(frozen, out=out)
+    assert out.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(uform.InvalidError, match="out"):
+        mesh.all_gather(out, b"12345678")
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", np.complex64, "S4", "M8[s]", [("a", "f4")], object])
+def test_unknown_element_types_are_refused(mesh: uform.Mesh, dtype: object) -> None:
+    with pytest.raises(uform.InvalidError, match="array"):
+        mesh.all_reduce(np.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("thing", [None, 3, "text", [1.0, 2.0]])
+def test_what_is_no_array_is_refused(mesh: uform.Mesh, thing: object) -> None:
+    with pytest.raises(uform.InvalidError, match="buffer protocol"):
+        mesh.all_reduce(thing)
+
+
+def test_two_arrays_must_agree(mesh: uform.Mesh) -> None:
+    numbers = np.zeros(3, dtype=np.float32)
+    with pytest.raises(uform.InvalidError, match="element type"):
+        mesh.all_reduce(numbers, out=np.zeros(3))
+    with pytest.raises(uform.UformError):
+        mesh.all_reduce(numbers, out=np.zeros(4, dtype=np.float32))
+    with pytest.raises(uform.UformError):
+        mesh.all_gather(numbers, np.zeros(7, dtype=np.float32))
+
+
+def test_wrong_arguments_of_verbs_are_refused(mesh: uform.Mesh) -> None:
+    numbers = np.zeros(3, dtype=np.float32)
+    with pytest.raises(uform.InvalidError, match="root"):
+        mesh.broadcast(numbers, 1)
+    with pytest.raises(uform.InvalidError, match="op"):
+        mesh.all_reduce(numbers, "sum")  # type: ignore[arg-type]
+    with pytest.raises(uform.InvalidError, match="timeout_seconds"):
+        mesh.barrier(timeout_seconds=-1.0)
+    with pytest.raises(uform.InvalidError, match="payload"):
+        mesh.exchange("text")  # type: ignore[arg-type]
+    with pytest.raises(uform.InvalidError, match="byte_count"):
+        mesh.arena(-1)
+    with pytest.raises(uform.UnsupportedError, match="counts"):
+        mesh.all_gather(numbers, numbers.copy(), counts=[3])
+    with pytest.raises(uform.UnsupportedError, match="progress"):
+        mesh.all_reduce(numbers, progress=print)  # type: ignore[arg-type]
+    # None of this has harmed the mesh.
+    assert mesh.exchange(b"still here") == [b"still here"]
+
+
+def test_what_comes_later_says_so(mesh: uform.Mesh) -> None:
+    numbers = np.zeros(1, dtype=np.float32)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: mesh.reduce(numbers),
+        lambda: mesh.all_to_all(numbers, numbers),
+        lambda: mesh.gather(numbers, numbers),
+        lambda: mesh.scatter(numbers, numbers),
+        lambda: mesh.send(numbers, 0),
+        lambda: mesh.receive(numbers, 0),
+        lambda: mesh.on(mesh.executor),
+        mesh.deferred,
+        lambda: mesh.split(0),
+        mesh.shrink,
+    )
+    for call in calls:
+        with pytest.raises(uform.UnsupportedError, match="not in this version"):
+            call()
+
+
+def test_an_arena_gives_arrays_that_numpy_shares(mesh: uform.Mesh) -> None:
+    arena = mesh.arena(4096)
+    assert arena.byte_count >= 4096
+    given = arena.array((2, 3), uform.Dtype.F64)
+    assert (given.shape, given.dtype, given.read_only) == ((2, 3), uform.Dtype.F64, False)
+    one, other = np.asarray(given), np.asarray(given)
+    assert one.shape == (2, 3)
+    assert one.dtype == np.float64
+    assert one.ctypes.data % 64 == 0
+    one[...] = 7.0
+    assert other.sum() == 42.0
+    mesh.all_reduce(given)
+    view = memoryview(given)  # type: ignore[arg-type]
+    assert np.asarray(view).sum() == 42.0
+    # Arrays of one arena do not overlap.
+    np.asarray(arena.array(3))[...] = 1.0
+    assert other.sum() == 42.0
+    single = arena.array(())
+    assert np.asarray(single).shape == ()
+    assert np.asarray(arena.array((3, 0), uform.Dtype.I32)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", list(uform.Dtype))
+def test_every_element_type_is_exported(mesh: uform.Mesh, dtype: uform.Dtype) -> None:
+    names = {"F": "float", "I": "int", "U": "uint"}
+    if dtype == uform.Dtype.BF16:
+        name = "uint16"
+    elif dtype == uform.Dtype.BOOL:
+        name = "bool"
+    else:
+        name = names[dtype.name[0]] + dtype.name[1:]
+    expected: np.dtype[Any] = np.dtype(name)
+    found = np.asarray(mesh.arena(64).array(2, dtype)).dtype
+    assert found == expected
+    assert found.num == expected.num
+
+
+def test_an_arena_refuses_what_does_not_fit(mesh: uform.Mesh) -> None:
+    arena = mesh.arena(64)
+    with pytest.raises(uform.ExhaustedError) as caught:
+        arena.array(arena.byte_count)
+    assert isinstance(caught.value, MemoryError)
+    assert caught.value.wanted_bytes == 4 * arena.byte_count
+    for shape in (-1, (1 << 62, 8), "3", 1.5, [1] * 65):
+        with pytest.raises(uform.InvalidError, match="shape"):
+            arena.array(shape)  # type: ignore[arg-type]
+    with pytest.raises(uform.InvalidError, match="dtype"):
+        arena.array(1, "f4")  # type: ignore[arg-type]
+
+
+def test_an_array_outlives_its_mesh_and_arena() -> None:
+    with uform.Mesh.bootstrap(None, None) as mesh:
+        numbers = np.asarray(mesh.arena(1 << 16).array(1 << 14))
+        numbers[...] = 3.0
+    del mesh
+    gc.collect()
+    assert numbers.sum() == 3.0 * (1 << 14)
+
+
+def test_a_closed_mesh_raises() -> None:
+    mesh = uform.Mesh.bootstrap(None, None)
+    mesh.close()
+    mesh.close()
+    assert mesh.closed
+    with pytest.raises(uform.ClosedError):
+        mesh.all_reduce(np.zeros(1, dtype=np.float32))
+    with pytest.raises(uform.ClosedError):
+        mesh.exchange(b"")
+    assert mesh.count == 1
+    assert '"' in mesh.topology().to_json()

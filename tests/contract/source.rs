@@ -1,5 +1,6 @@
 //! Rust source as the contract tests read it: words and signs without comments and strings, and the paths in them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// One word or sign of a source file.
@@ -176,11 +177,29 @@ fn module_of(path: &str) -> Vec<String> {
     segments
 }
 
+/// The files below `src/` that only tests compile: modules declared as `#[cfg(test)] mod name;`.
+pub(super) fn test_files(files: &[String]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in files {
+        let tokens = tokens(&read(path));
+        for window in tokens.windows(7) {
+            let [first, _, condition, _, close, module, name] = window else { continue };
+            let declared = first.1.is_word("cfg") && condition.1.is_word("test") && close.1.is_sign(']');
+            if let (true, true, Token::Word(name)) = (declared, module.1.is_word("mod"), &name.1) {
+                let folder = path.trim_end_matches("/mod.rs").trim_end_matches(".rs");
+                found.extend([format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")]);
+            }
+        }
+    }
+    found
+}
+
 /// Walks one file and collects every path of two or more segments, and every name of a `use`.
-pub(super) fn paths(path: &str, tokens: &[(usize, Token)]) -> Vec<NamedPath> {
+///
+/// `tests_only` says that the whole file is compiled for tests alone.
+pub(super) fn paths(path: &str, tokens: &[(usize, Token)], tests_only: bool) -> Vec<NamedPath> {
     let mut walk =
         Walk { tokens, position: 0, module: module_of(path), inner: Vec::new(), found: Vec::new() };
-    let tests_only = path.ends_with("/tests.rs") || path.contains("/tests/");
     let (mut depth, mut pending_tests) = (0usize, false);
     while let Some((line, token)) = tokens.get(walk.position) {
         let in_tests = tests_only || walk.inner.iter().any(|(_, _, tests)| *tests);

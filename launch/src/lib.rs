@@ -3,6 +3,7 @@
 mod devices;
 mod failure;
 mod launch;
+mod topology;
 
 use std::ffi::OsString;
 
@@ -10,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 use self::failure::Failure;
 
-/// Starts the processes of a run and looks at machines.
+/// Starts the processes of a run and looks at machines and runs.
 #[derive(Parser)]
 #[command(name = "uform", version, arg_required_else_help = true)]
 struct Arguments {
@@ -22,6 +23,7 @@ struct Arguments {
 enum Command {
     Launch(launch::Options),
     Devices(devices::Options),
+    Topology(topology::Options),
 }
 
 /// Runs one command and returns its exit code; errors are printed to standard error.
@@ -46,6 +48,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
     let result = match arguments.command {
         Command::Launch(options) => launch::execute(&options, python),
         Command::Devices(options) => devices::execute(&options),
+        Command::Topology(options) => topology::execute(&options),
     };
     result.unwrap_or_else(|failure| {
         report(&format!("error: {failure}"));

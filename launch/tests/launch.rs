@@ -569,3 +569,59 @@ fn a_file_that_is_no_program_is_told_in_one_line() {
     let ended = run(&["-n", "2", file.to_str().expect("text")]);
     assert_eq!((ended.code, ended.err.lines().count()), (126, 1), "{}", ended.err);
 }
+
+/// The binary under test as a program that joins the run.
+const UFORM: &str = env!("CARGO_BIN_EXE_uform");
+
+#[test]
+fn processes_meet_and_the_run_is_shown_once() {
+    let ended = Run::start(&["--processes", "3", UFORM, "topology"]).wait();
+    assert_eq!(ended.code, 0, "{}\n{}", ended.out, ended.err);
+    let lines = ended.out.lines().collect::<Vec<_>>();
+    assert!(lines.iter().all(|line| line.starts_with("[0] ")), "{}", ended.out);
+    for index in 0..3 {
+        assert!(ended.out.contains(&format!("index {index}")), "{}", ended.out);
+    }
+}
+
+#[test]
+fn ten_launches_at_once_form_ten_runs() {
+    let folder = Folder::new();
+    let path = folder.0.to_string_lossy().into_owned();
+    let start = |number: usize| match number % 2 {
+        0 => Run::start(&["--processes", "2", UFORM, "topology"]),
+        // Half of them share one directory.
+        _ => Run::start(&["--processes", "2", "--directory", &path, UFORM, "topology"]),
+    };
+    let runs = (0..10).map(start).collect::<Vec<_>>();
+    for run in runs {
+        let ended = run.wait();
+        assert_eq!(ended.code, 0, "{}\n{}", ended.out, ended.err);
+    }
+    assert_eq!(folder.names(), Vec::<String>::new());
+}
+
+#[test]
+fn one_that_ends_before_it_registers_is_named_by_the_others_at_once() {
+    for (code, word) in [(0, "0"), (7, "7")] {
+        let folder = Folder::new();
+        let path = folder.0.to_string_lossy().into_owned();
+        let script =
+            format!("if [ $UFORM_INDEX = 1 ]; then exit {code}; fi; exec \"$0\" topology --timeout 50");
+        let arguments =
+            ["--processes", "3", "--grace", "20", "--directory", &path, "sh", "-c", &script, UFORM];
+        let ended = Run::start(&arguments).wait();
+        assert_ne!(ended.code, 0, "{}\n{}", ended.out, ended.err);
+        if code == 0 {
+            // The first that ends names it; the launcher then stops the other, which may not get to say so.
+            let named = ended
+                .err
+                .lines()
+                .any(|line| line.starts_with('[') && line.contains("lost index 1") && line.contains(word));
+            assert!(named, "{}", ended.err);
+        } else {
+            assert!(ended.err.contains("index 1 failed"), "{}", ended.err);
+        }
+        assert_eq!(folder.names(), Vec::<String>::new(), "{}", ended.err);
+    }
+}

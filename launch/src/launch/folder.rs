@@ -72,9 +72,13 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        if let (Some(_), Some(directory)) = (&self.lock, &self.directory)
-            && let Err(error) = std::fs::remove_dir_all(directory)
-        {
+        let Some(directory) = &self.directory else { return };
+        if self.lock.is_none() {
+            // The user's directory stays; what killed processes and death notes left of this run goes.
+            if let Err(error) = uform::rendezvous::directory::remove_job(directory, &self.job) {
+                tracing::debug!("what run {} left stays: {}", self.job, error.chain());
+            }
+        } else if let Err(error) = std::fs::remove_dir_all(directory) {
             tracing::warn!(%error, "the folder {} stays", directory.display());
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Handle;
+use uform::rendezvous::directory;
 
 use super::child::{Guards, Member, describe, exit_code};
 use super::folder::Meeting;
@@ -275,7 +276,10 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let text = format!("{} (pid {}), seen by its launcher", describe(ended.status), ended.pid);
-        tracing::debug!(index = ended.index, job = self.meeting.job(), "{text}");
+        let Some(directory) = self.meeting.directory() else { return };
+        if let Err(error) = directory::post_death_note(directory, self.meeting.job(), ended.index, &text) {
+            tracing::debug!(index = ended.index, "no death note could be left: {}", error.chain());
+        }
     }
 
     /// Lets what is left of the groups end by itself, then asks it to; the rest is killed when the members are dropped.

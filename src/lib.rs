@@ -1,5 +1,23 @@
 //! Collective operations and data-parallel training over host and GPU memory, with one mesh bootstrap for every
 //! launcher.
+//!
+//! A [`Mesh`] is the processes of a run, met and connected. Its verbs are collective: all members call the same ones in
+//! the same order. Started alone, a program is a mesh of one; started by `uform launch` or torchrun, its processes find
+//! each other.
+//!
+//! ```
+//! use uform::{Mesh, ReduceOp};
+//!
+//! let mesh = Mesh::bootstrap(None, None)?;
+//! let mut gradients = vec![0.5f64; 1000];
+//! mesh.all_reduce(&mut gradients, ReduceOp::Average)?;
+//! println!("{}", mesh.topology());
+//! mesh.close()?;
+//! # Ok::<(), uform::Error>(())
+//! ```
+//!
+//! Errors say what happened, which member was concerned, and what to do: see [`Error`]. Every wait has a deadline.
+//! This version works on host memory, within one host.
 
 pub mod checkpoint;
 pub mod communicator;

@@ -24,7 +24,8 @@ pub struct HostOptions {
 
 /// A pool whose threads can be waited for.
 pub(super) struct Pool {
-    pub(super) workers: Arc<rayon::ThreadPool>,
+    /// `None` once the threads were told to end.
+    pub(super) workers: Option<Arc<rayon::ThreadPool>>,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -61,21 +62,26 @@ impl Pool {
                 remedy: "ask for fewer threads, or raise `ulimit -u` or the pids cgroup".to_owned(),
             })?;
         let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Self { workers: Arc::new(workers), handles })
+        Ok(Self { workers: Some(Arc::new(workers)), handles })
     }
 
-    /// Ends the threads and waits for them.
+    /// Ends the threads and waits for them; after an error it may be called again.
     ///
     /// The caller makes sure that no call uses the pool: a thread ends only when its work is done.
-    pub(super) fn close(self, deadline: &Deadline<'_>) -> Result<()> {
-        drop(self.workers);
+    pub(super) fn end(&mut self, deadline: &Deadline<'_>) -> Result<()> {
+        self.workers = None;
+        // Closed from one of its own threads: all end when that one's work returns, which is after this.
+        let own = std::thread::current().id();
+        if self.handles.iter().any(|handle| handle.thread().id() == own) {
+            self.handles.clear();
+        }
         let mut pause = Duration::from_micros(50);
         while self.handles.iter().any(|handle| !handle.is_finished()) {
             deadline.check("closing an executor's threads", Vec::<Missing>::new)?;
             std::thread::sleep(pause.min(deadline.pause()));
             pause = (pause * 2).min(Duration::from_millis(5));
         }
-        for handle in self.handles {
+        for handle in self.handles.drain(..) {
             // A panic in a pool thread was reported where it happened.
             let _ = handle.join();
         }

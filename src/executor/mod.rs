@@ -163,13 +163,15 @@ impl Executor {
             });
         }
         *lock(&self.0.holder) = call;
-        let workers = lock(&self.0.pool).as_ref().map(|pool| Arc::clone(&pool.workers));
+        let workers = lock(&self.0.pool).as_ref().and_then(|pool| pool.workers.clone());
         let hold = Hold { executor: self.clone(), workers };
         // A close that came between the two checks has taken the pool.
         if hold.workers.is_none() { Err(self.closed_error()) } else { Ok(hold) }
     }
 
     /// Waits for the call that holds it, then sets what idle threads do.
+    ///
+    /// In this version idle threads sleep in either mood; the mood is kept.
     ///
     /// # Errors
     /// `TimedOut` naming the call that still holds it; `Closed`.
@@ -190,10 +192,13 @@ impl Executor {
         }
         self.0.closed.store(true, Ordering::Release);
         self.wait_until_free(deadline)?;
-        match lock(&self.0.pool).take() {
-            Some(pool) => pool.close(deadline),
-            None => Ok(()),
+        // Taken out, so that nobody waits for this lock while threads end.
+        let Some(mut pool) = lock(&self.0.pool).take() else { return Ok(()) };
+        let ended = pool.end(deadline);
+        if ended.is_err() {
+            *lock(&self.0.pool) = Some(pool);
         }
+        ended
     }
 
     fn hold_within(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Hold> {
@@ -260,13 +265,15 @@ impl Drop for Hold {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // Not by its lock, which another thread may have held when this process was forked.
+        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // A forked child has none of the threads: there is nothing to wait for, and no handle may be joined.
         if process::pid() != self.pid {
-            std::mem::forget(lock(&self.pool).take());
+            std::mem::forget(pool);
             return;
         }
-        if let Some(pool) = lock(&self.pool).take()
-            && let Err(error) = pool.close(&Deadline::after(DROP_LIMIT))
+        if let Some(mut pool) = pool
+            && let Err(error) = pool.end(&Deadline::after(DROP_LIMIT))
         {
             tracing::warn!(%error, "an executor was dropped before its threads had ended");
         }
@@ -293,6 +300,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::affinity;
     use crate::topology::THREAD_LIMIT;
 
     fn executor() -> Executor {
@@ -329,6 +337,60 @@ mod tests {
         let error = executor.close(&Deadline::after(Duration::from_millis(20))).expect_err("held");
         assert!(error.to_string().contains("all_reduce"), "{error}");
         assert_eq!(hold.install(|| 7), 7);
+        drop(hold);
+        executor.close(&Deadline::after(Duration::from_secs(60))).expect("free");
+    }
+
+    #[test]
+    fn threads_stay_on_their_cores_and_the_callers_mask_is_left_alone() {
+        let before = affinity::get_affinity().expect("a mask");
+        let executor = Executor::for_ram(&HostOptions::default()).expect("the core budget");
+        assert!(executor.threads() >= 1 && executor.threads() <= before.len());
+        let hold = executor.hold("a look").expect("free");
+        let masks = hold.install(|| rayon::broadcast(|_| affinity::get_affinity().expect("a mask")));
+        assert_eq!(masks.len(), executor.threads());
+        for (mask, core) in masks.iter().zip(&executor.placement().cores) {
+            assert_eq!(mask, &[*core]);
+            assert!(before.contains(core));
+        }
+        assert_eq!(affinity::get_affinity().expect("a mask"), before);
+    }
+
+    #[test]
+    fn more_threads_than_cores_stay_within_the_mask() {
+        let mask = affinity::get_affinity().expect("a mask");
+        let options = HostOptions { threads: mask.len() + 3, deferred_limit: 9, ..HostOptions::default() };
+        let executor = Executor::for_ram(&options).expect("more than cores");
+        assert_eq!(executor.deferred_limit(), 9);
+        let hold = executor.hold("a look").expect("free");
+        let masks = hold.install(|| rayon::broadcast(|_| affinity::get_affinity().expect("a mask")));
+        assert_eq!(masks.len(), mask.len() + 3);
+        assert!(masks.iter().flatten().all(|core| mask.contains(core)));
+    }
+
+    #[test]
+    fn an_executor_may_be_dropped_on_its_own_thread() {
+        let executor = executor();
+        let hold = executor.hold("a look").expect("free");
+        let workers = hold.workers.clone().expect("open");
+        drop(hold);
+        let (sender, dropped) = std::sync::mpsc::channel();
+        workers.spawn(move || {
+            drop(executor);
+            sender.send(()).expect("the test waits");
+        });
+        drop(workers);
+        dropped.recv_timeout(Duration::from_secs(60)).expect("it does not wait for itself");
+    }
+
+    #[test]
+    fn drain_waits_for_the_call() {
+        let executor = executor();
+        let _hold = executor.hold("all_reduce").expect("free");
+        let error =
+            executor.drain(Mood::Busy, &Deadline::after(Duration::from_millis(20))).expect_err("held");
+        assert!(error.to_string().contains("all_reduce"), "{error}");
+        assert_eq!(executor.mood(), Mood::Parked);
     }
 
     #[test]
@@ -337,6 +399,8 @@ mod tests {
         assert!(matches!(Executor::for_ram(&many), Err(Error::Invalid { .. })));
         let domain = HostOptions { memory_domains: Some(vec![4095]), ..HostOptions::default() };
         assert!(matches!(Executor::for_ram(&domain), Err(Error::Invalid { .. })));
+        let pin = HostOptions { cpu_class: Some(CpuClass::Wasm32V128), ..HostOptions::default() };
+        assert!(Executor::for_ram(&pin).expect_err("no such machine").to_string().contains("WASM32_V128"));
         assert!(matches!(Executor::for_vram(None), Err(Error::Unsupported { .. })));
         assert!(matches!(Executor::on_pool(0), Err(Error::Unsupported { .. })));
     }

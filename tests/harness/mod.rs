@@ -231,6 +231,8 @@ impl Setup {
             command.env("UFORM_LOCAL_INDEX", index.to_string());
             command.env("UFORM_LOCAL_COUNT", self.count.to_string());
             command.env("UFORM_DIRECTORY", &run.meeting);
+            // A bootstrap that waits for nothing ends before the watchdog, and says what it waited for.
+            command.env("UFORM_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
             let folder_name = run.folder.path().file_name().unwrap_or_default();
             command.env("UFORM_JOB", folder_name);
         }

@@ -62,6 +62,12 @@ pub fn is_transient(error: &Error) -> bool {
     }
 }
 
+/// Whether an error says that the name, or the folder it is in, is not there.
+#[must_use]
+pub fn is_absent(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(Errno::NOENT.raw_os_error()))
+}
+
 /// The value, `None` for what may succeed later, or the error that stays.
 ///
 /// # Errors

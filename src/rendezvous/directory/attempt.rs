@@ -82,6 +82,17 @@ impl Attempt {
         Ok(())
     }
 
+    /// The names registered; this process is one of them, so that an attempt that is gone was removed by force.
+    ///
+    /// # Errors
+    /// `Io` then.
+    pub(super) fn registered(&self) -> Result<Vec<String>> {
+        match self.members.list() {
+            Err(error) if file::is_transient(&error) && !file::is_absent(&error) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
     /// The registration under a name of `members`, `None` if it cannot be read now.
     pub(super) fn registration(&self, name: &str) -> Result<Option<Registration>> {
         read_as::<Registration>(&self.members, name)
@@ -164,8 +175,8 @@ impl Attempt {
 
     /// Leaves: the last one out removes the attempt, the claim, and the job's folder where it is empty.
     ///
-    /// `known` are members whose death is noticed here; only the leader passes them, so that no more than one
-    /// member lists the others.
+    /// Where others are still registered, the leader removes those of them that are dead, or whoever finds it dead;
+    /// `known` saves it reading them.
     pub(super) fn leave(&self, job: &Job, own: &Identity, known: &[Identity]) {
         if own.index == 0 {
             job.leader.remove(&self.epoch.to_string());
@@ -174,8 +185,14 @@ impl Attempt {
         let leader_is_gone = own.index != 0 && own.life_of(&self.leader) == Life::Dead;
         let mut empty = self.folder.remove_empty("members");
         if !empty && (own.index == 0 || leader_is_gone) {
-            for identity in known.iter().filter(|one| own.life_of(one) == Life::Dead) {
-                self.members.remove(&member_name(identity));
+            for name in self.members.list().unwrap_or_default() {
+                let identity = match known.iter().find(|one| member_name(one) == name) {
+                    Some(identity) => Some(identity.clone()),
+                    None => self.registration(&name).ok().flatten().map(|one| one.identity),
+                };
+                if identity.is_some_and(|one| own.life_of(&one) == Life::Dead) {
+                    self.members.remove(&name);
+                }
             }
             empty = self.folder.remove_empty("members");
         }

@@ -1,5 +1,6 @@
 //! The folder of one job: who claimed it, who waits in it, and what a dead run left there.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
@@ -147,68 +148,88 @@ pub(super) fn reclaim_all(root: &Folder, own: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// Reclaims one job's folder, if all that is in it belongs to the dead.
+/// Removes from one job's folder what belongs to the dead, and the folder if nothing else is in it.
+///
+/// An attempt is looked up before those who wait and those who lead: its leader waits until its claim is there, so
+/// an attempt whose leader is in neither place is one that is ending, and its living members are in it.
 pub(super) fn reclaim(root: &Folder, folder: &Folder, name: &str, own: &Identity) -> Result<()> {
-    let (leader, waiting) = (folder.open("leader").ok(), folder.open("waiting").ok());
-    let mut dead_leaders = Vec::new();
-    let mut dead_waiting = Vec::new();
+    let attempts: Vec<String> =
+        folder.list()?.into_iter().filter(|entry| entry.starts_with(ATTEMPT)).collect();
+    let mut living = BTreeSet::new();
     let mut ignored = None;
-    if let Some(leader) = &leader {
-        for entry in leader.list()? {
-            let identity = if entry.starts_with(NOTE) {
-                read_as::<Note>(leader, &entry)?.map(|note| note.poster)
-            } else if entry.parse::<u64>().is_ok() {
-                read_as::<Claim>(leader, &entry)?.map(|claim| claim.identity)
-            } else {
-                read_as::<Identity>(leader, &entry)?
-            };
-            match identity {
-                Some(identity) if own.life_of(&identity) == Life::Dead => ignored = Some(identity),
-                _ => return Ok(()),
-            }
-            dead_leaders.push(entry);
-        }
-    }
+    let waiting = file::settled(folder.open("waiting"))?;
     if let Some(waiting) = &waiting {
         for entry in waiting.list()? {
             match read_as::<Identity>(waiting, &entry)? {
-                Some(identity) if own.life_of(&identity) == Life::Dead => dead_waiting.push(entry),
-                _ => return Ok(()),
+                Some(identity) if own.life_of(&identity) == Life::Dead => waiting.remove(&entry),
+                Some(identity) => drop(living.insert(identity.nonce)),
+                None => drop(living.insert(String::new())),
             }
         }
     }
-    let entries = folder.list()?;
-    let attempts: Vec<_> = entries.iter().filter(|entry| entry.starts_with(ATTEMPT)).collect();
-    let mut dead_attempts = Vec::new();
+    let mut dead_claims = Vec::new();
+    let leader = file::settled(folder.open("leader"))?;
+    if let Some(leader) = &leader {
+        for entry in leader.list()? {
+            let is_claim = entry.parse::<u64>().is_ok();
+            match author(leader, &entry)? {
+                Some(identity) if own.life_of(&identity) == Life::Dead => {
+                    if is_claim {
+                        dead_claims.push(entry);
+                        ignored = Some(identity);
+                    } else {
+                        leader.remove(&entry);
+                    }
+                }
+                Some(identity) => drop(living.insert(identity.nonce)),
+                None => drop(living.insert(String::new())),
+            }
+        }
+    }
     for attempt in attempts {
-        match dead_members(folder, attempt, own)? {
-            Some(members) => dead_attempts.push((attempt, members)),
-            None => return Ok(()),
+        let nonce = attempt.rsplit('-').next().unwrap_or_default();
+        if living.contains(nonce) {
+            continue;
+        }
+        match dead_members(folder, &attempt, own)? {
+            Some(members) => remove_dead_attempt(folder, &attempt, &members),
+            None => drop(living.insert(nonce.to_owned())),
         }
     }
-    for (attempt, members) in dead_attempts {
-        remove_dead_attempt(folder, attempt, &members);
-    }
-    for (inner, dead) in [(&leader, dead_leaders), (&waiting, dead_waiting)] {
-        if let Some(inner) = inner {
-            dead.iter().for_each(|entry| inner.remove(entry));
-            inner.remove_hidden();
-        }
-    }
-    folder.remove_hidden();
-    let _ = folder.remove_empty("leader");
-    let _ = folder.remove_empty("waiting");
-    if root.remove_empty(name)
-        && let Some(identity) = ignored
-    {
+    if let Some(identity) = ignored {
+        let (nonce, index) = (&identity.nonce, identity.index);
         tracing::warn!(
-            "ignored what a dead run left: {name}, nonce {}, index {}, {}, dead",
-            identity.nonce,
-            identity.index,
+            "ignored what a dead run left: {name}, nonce {nonce}, index {index}, {}",
             identity.process
         );
     }
+    if !living.is_empty() {
+        // The next leader supersedes the dead claims: a claim's name is not its process's own.
+        return Ok(());
+    }
+    if let Some(leader) = &leader {
+        dead_claims.iter().for_each(|entry| leader.remove(entry));
+        leader.remove_hidden();
+    }
+    if let Some(waiting) = &waiting {
+        waiting.remove_hidden();
+    }
+    folder.remove_hidden();
+    if folder.remove_empty("leader") && folder.remove_empty("waiting") {
+        let _ = root.remove_empty(name);
+    }
     Ok(())
+}
+
+/// Who wrote a record in `leader`.
+fn author(leader: &Folder, entry: &str) -> Result<Option<Identity>> {
+    if entry.starts_with(NOTE) {
+        Ok(read_as::<Note>(leader, entry)?.map(|note| note.poster))
+    } else if entry.parse::<u64>().is_ok() {
+        Ok(read_as::<Claim>(leader, entry)?.map(|claim| claim.identity))
+    } else {
+        read_as::<Identity>(leader, entry)
+    }
 }
 
 /// The names registered in an attempt, if all belong to the dead.

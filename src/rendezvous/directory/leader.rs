@@ -20,7 +20,10 @@ const ELECTION: &str = "rendezvous, election";
 pub(super) fn claim(party: &mut Party, deadline: &Deadline<'_>) -> Result<Attempt> {
     loop {
         deadline.check(ELECTION, Vec::new)?;
-        let Some(names) = file::settled(party.job.leader.list())? else {
+        // First of all: whoever reclaims takes an attempt for dead whose leader neither waits nor leads.
+        party.announce()?;
+        let names = file::settled(party.job.leader.list())?;
+        let Some(names) = names.filter(|_| party.announced.1) else {
             party.enter(deadline)?;
             continue;
         };
@@ -202,7 +205,7 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
     loop {
         check_abort(party, attempt)?;
         let before = members.len();
-        for name in file::settled(attempt.members.list())?.unwrap_or_default() {
+        for name in attempt.registered()? {
             if seen.contains(&name) || split_name(&name).is_none() {
                 continue;
             }

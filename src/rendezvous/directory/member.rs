@@ -32,9 +32,14 @@ pub(super) fn follow(
     let mut ignored = None;
     let mut waiters = Waiters { seen: BTreeSet::new(), looks: 0 };
     loop {
-        let Some(names) = file::settled(party.job.leader.list())? else {
-            party.enter(deadline)?;
-            continue;
+        let names = match file::settled(party.job.leader.list())? {
+            Some(names) => names,
+            // At the end the others remove the folder as they leave: the wait below says who is missing.
+            None if deadline.passed() => Vec::new(),
+            None => {
+                party.enter(deadline)?;
+                continue;
+            }
         };
         if let Some(current) = following
             && let Some(formed) = obey(party, current)?

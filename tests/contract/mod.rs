@@ -5,4 +5,5 @@ mod examples;
 mod layers;
 mod names;
 mod source;
+mod stub;
 mod topology;

@@ -17,6 +17,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("mesh.verbs", verbs),
     ("mesh.form", form),
     ("mesh.again", again),
+    ("mesh.named", named),
     ("mesh.turns", turns),
     ("mesh.part", part),
     ("mesh.close", close),
@@ -113,6 +114,19 @@ fn again(index: usize, count: usize, _argument: &str) {
         mesh.close().expect("idle");
         assert!(!executor.is_closed());
     }
+}
+
+/// Forms a mesh under a job name that comes again.
+fn named(index: usize, count: usize, _argument: &str) {
+    let options = MeshOptions {
+        host_domain_index: index,
+        host_domain_count: count,
+        job: Some("a job that comes again".into()),
+        ..MeshOptions::default()
+    };
+    say("started");
+    let mesh = Mesh::bootstrap(None, Some(&options)).unwrap_or_else(|error| panic!("{}", error.chain()));
+    mesh.barrier().expect("all come");
 }
 
 /// Calls barriers until one fails.
@@ -343,6 +357,31 @@ fn a_member_silent_in_any_phase_is_named_at_the_deadline() {
             assert_named(outcome, Status::TimedOut, 1, &outcomes);
         }
     }
+}
+
+#[test]
+fn what_killed_members_left_is_reclaimed_by_the_next_start() {
+    let meeting = Folder::new();
+    let setup = || Setup::new(3, "mesh.named").meeting(meeting.path()).deadline(MINUTES);
+    let mut first = setup().only(&[0, 2]).start();
+    let registered = |index: usize| {
+        let mark = format!("{index}-");
+        let is_of = |name: &String| {
+            name.contains("members/") && name.rsplit('/').next().is_some_and(|name| name.starts_with(&mark))
+        };
+        entries(meeting.path()).iter().any(is_of)
+    };
+    (0..2).for_each(|position| first.wait_for(position, "started"));
+    let deadline = Deadline::after(MINUTES);
+    while !(registered(0) && registered(2)) {
+        assert!(!deadline.passed(), "not registered: {:?}", entries(meeting.path()));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    (0..2).for_each(|position| first.kill(position));
+    first.finish();
+    assert!(!entries(meeting.path()).is_empty());
+    assert_all_succeeded(&setup().start().finish());
+    assert_nothing_left(meeting.path());
 }
 
 #[test]

@@ -90,6 +90,7 @@ lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --config-file python/pyproject.toml --strict python/uform
+	$(BIN)/mypy --config-file python/pyproject.toml --strict examples benches tests/python
 	$(BIN)/python -m mypy.stubtest --mypy-config-file python/pyproject.toml uform
 
 test-python:

@@ -11,6 +11,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::communicator::ROLES,
     conformance::trainer::ROLES,
     failure::communicator::ROLES,
+    failure::limits::ROLES,
     failure::mesh::ROLES,
     failure::rendezvous::ROLES,
 ];

@@ -1,5 +1,6 @@
 //! What happens when a member dies, stops or misbehaves, phase by phase.
 
 pub(crate) mod communicator;
+pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod rendezvous;

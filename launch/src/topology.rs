@@ -28,7 +28,7 @@ pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
     if mesh.index() == 0 {
         let topology = mesh.topology();
         let text = if options.json { topology.to_json() } else { topology.to_string() };
-        crate::print(&format!("{}\n", text.trim_end()))?;
+        crate::print(&format!("{text}\n"))?;
     }
     mesh.close()?;
     Ok(0)

@@ -437,16 +437,16 @@ fn stranger(index: usize) -> Result<Identity> {
     })
 }
 
-/// Tells the members of a job that `index` died, so that they need not wait for it; for the launcher.
+/// Tells the members of a job that `index`, process `pid`, died, so that they need not wait for it; for the launcher.
 ///
 /// The note counts as long as the process that posted it lives; [`remove_job`] removes it.
 ///
 /// # Errors
 /// As [`meet`] for a directory that cannot be used.
-pub fn post_death_note(directory: &Path, job: &str, index: usize, text: &str) -> Result<()> {
+pub fn post_death_note(directory: &Path, job: &str, index: usize, pid: u32, text: &str) -> Result<()> {
     let root = Folder::root(directory)?;
     let deadline = Deadline::after(std::time::Duration::from_secs(1));
-    let note = Note { poster: stranger(usize::MAX)?, text: text.to_owned() };
+    let note = Note { poster: stranger(usize::MAX)?, pid, text: text.to_owned() };
     enter(&root, &job_folder(job), &deadline)?.post(index, &note)
 }
 

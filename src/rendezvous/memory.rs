@@ -121,7 +121,10 @@ impl Hall {
             if let Some(members) = state.members.iter().cloned().collect::<Option<Vec<_>>>()
                 && state.reason.is_none()
             {
-                let run = format!("threads of pid {}", process.pid);
+                let run = match place.count {
+                    1 => format!("alone in pid {}", process.pid),
+                    _ => format!("threads of pid {}", process.pid),
+                };
                 state.formed = Some((Arc::new(Roster { run, members }), key));
             }
             place.changed.notify_all();

@@ -85,6 +85,8 @@ pub(super) struct Claim {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Note {
     pub(super) poster: Identity,
+    /// The process that died, in the poster's numbers.
+    pub(super) pid: u32,
     pub(super) text: String,
 }
 

@@ -8,7 +8,7 @@ use super::run::Topology;
 
 impl fmt::Display for Topology {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             formatter,
             "run {}: {}, {}, {}",
             self.run(),
@@ -28,10 +28,10 @@ impl fmt::Display for Topology {
         for (position, host) in self.hosts.iter().enumerate() {
             let last = position + 1 == self.hosts.len();
             let (branch, stem) = if last { ("└─", "   ") } else { ("├─", "│  ") };
-            writeln!(formatter, "{branch} host {}: {}", host.name, self.machine_line(position))?;
+            write!(formatter, "\n{branch} host {}: {}", host.name, self.machine_line(position))?;
             for (seat, index) in host.members.iter().enumerate() {
                 let branch = if seat + 1 == host.members.len() { "└─" } else { "├─" };
-                writeln!(formatter, "{stem}{branch} index {index}: {}", self.member_line(*index))?;
+                write!(formatter, "\n{stem}{branch} index {index}: {}", self.member_line(*index))?;
             }
         }
         Ok(())

@@ -163,7 +163,7 @@ impl Recorded {
         );
         let json: serde_json::Value = serde_json::from_str(&topology.to_json()).expect("valid JSON");
         assert_eq!(json["count"], self.members.len());
-        let mut text = topology.to_string();
+        let mut text = format!("{topology}\n");
         for index in 0..topology.count() {
             let own = topology.describe(index);
             let plan = Plan::derive(&topology, index);

@@ -228,7 +228,8 @@ fn a_death_note_ends_the_wait() {
     let folder = Folder::new();
     let mut run = start(folder.path(), &[0, 1], 3, "unique=yes");
     wait_for_all(&mut run, 2, "started");
-    directory::post_death_note(folder.path(), "job", 2, "exit code 7 before it registered").expect("posted");
+    directory::post_death_note(folder.path(), "job", 2, 4711, "exit code 7 before it registered")
+        .expect("posted");
     for outcome in run.finish() {
         let text = &outcome.output;
         assert!(text.contains("lost index 2") && text.contains("exit code 7"), "{text}");
@@ -238,7 +239,7 @@ fn a_death_note_ends_the_wait() {
     // Index 0 itself may be the dead one.
     let mut run = start(folder.path(), &[1, 2], 3, "unique=yes");
     wait_for_all(&mut run, 2, "started");
-    directory::post_death_note(folder.path(), "job", 0, "signal 9").expect("posted");
+    directory::post_death_note(folder.path(), "job", 0, 4711, "signal 9").expect("posted");
     for outcome in run.finish() {
         assert!(outcome.output.contains("lost index 0"), "{}", outcome.output);
     }

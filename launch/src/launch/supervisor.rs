@@ -275,9 +275,11 @@ impl<'a> Supervisor<'a> {
         if self.members.iter().all(|member| member.ended.is_some()) {
             return;
         }
-        let text = format!("{} (pid {}), seen by its launcher", describe(ended.status), ended.pid);
+        let text = format!("{}, seen by its launcher", describe(ended.status));
         let Some(directory) = self.meeting.directory() else { return };
-        if let Err(error) = directory::post_death_note(directory, self.meeting.job(), ended.index, &text) {
+        if let Err(error) =
+            directory::post_death_note(directory, self.meeting.job(), ended.index, ended.pid, &text)
+        {
             tracing::debug!(index = ended.index, "no death note could be left: {}", error.chain());
         }
     }

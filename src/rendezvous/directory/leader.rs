@@ -164,7 +164,7 @@ pub(super) fn disturbance(party: &Party, attempt: &Attempt, stage: Stage<'_>) ->
         return Ok(Some(Reason::Lost {
             index,
             host: note.poster.process.host_name,
-            pid: 0,
+            pid: note.pid,
             phase: format!("{}: {}", stage.name(), note.text),
         }));
     }

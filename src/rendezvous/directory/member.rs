@@ -75,7 +75,7 @@ pub(super) fn follow(
         if let Some((index, note)) = party.job.note(&names, &party.own)? {
             let host = note.poster.process.host_name;
             let phase = format!("rendezvous, registration: {}", note.text);
-            return Err(party.fail(Reason::Lost { index, host, pid: 0, phase }));
+            return Err(party.fail(Reason::Lost { index, host, pid: note.pid, phase }));
         }
         match following {
             Some(current) => {

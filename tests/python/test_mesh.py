@@ -264,3 +264,39 @@ with uform.Mesh.bootstrap(None, None) as mesh:
 """
     counted = int(run(2, program, tmp_path)[0].split()[-1])
     assert counted >= 5
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:
+    program = """
+import os, uform
+executor = uform.Executor.for_ram(1)
+mesh = uform.Mesh.bootstrap(executor, None)
+mesh.barrier()
+child = os.fork()
+if child == 0:
+    words = []
+    for attempt in (mesh.barrier, executor.drain, lambda: mesh.arena(64)):
+        try:
+            attempt()
+        except uform.ClosedError as error:
+            words.append("before a fork" in str(error))
+    mesh.close()
+    os._exit(0 if words == [True] * 3 else 9)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+mesh.barrier()
+mesh.close()
+print("both")
+"""
+    assert all("both" in output for output in run(2, program, tmp_path))
+
+
+def test_one_process_needs_no_folder_and_no_home(tmp_path: Path) -> None:
+    program = "import uform; mesh = uform.Mesh.bootstrap(None, None); mesh.barrier(); print(mesh.count)"
+    variables = {"HOME": "/nonexistent", "TMPDIR": "/nonexistent", "XDG_RUNTIME_DIR": "/nonexistent"}
+    # A step of one task is one process, whatever else Slurm says.
+    variables |= {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "7"}
+    with Members(tmp_path) as members:
+        member = members.start([sys.executable, "-c", program], variables)
+        assert member.wait() == 0, member.text()
+        assert member.text().strip() == "1"

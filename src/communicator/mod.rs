@@ -1,7 +1,10 @@
 //! Moving and reducing bytes inside one group: the trait every backend implements, and its conformance rules.
 
+pub mod ccl;
+pub mod mpi;
 mod reduce;
 pub mod shared;
+pub mod tcp;
 
 use std::sync::Arc;
 

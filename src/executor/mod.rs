@@ -4,6 +4,7 @@
 //! is large enough to pay for them.
 
 mod host;
+mod stream;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -108,9 +109,8 @@ impl Executor {
     ///
     /// # Errors
     /// `Unsupported`: this version drives host memory only.
-    pub fn for_vram(_devices: Option<&[usize]>) -> Result<Self> {
-        let why = "this version moves host memory only; use for_ram";
-        Err(Error::unsupported("an executor of GPU streams", why))
+    pub fn for_vram(devices: Option<&[usize]>) -> Result<Self> {
+        stream::open(devices).map(|never| match never {})
     }
 
     /// How many threads its pool has.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 pub use arena::{ALIGNMENT, Arena};
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
-use crate::communicator::Communicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
+use crate::communicator::{Communicator, tcp};
 use crate::device;
 use crate::environment::{self, Launch, MeshOptions};
 use crate::error::{Error, Result};
@@ -300,10 +300,9 @@ fn connect(
     let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
     let findings = phase("findings", || share_findings(exchange, &proof.findings(), deadline))?;
     let topology = phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?;
-    let plan = phase("plan", || plan(&topology, index))?;
+    let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
     let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
-    let communicator: Arc<dyn Communicator> =
-        phase("communicators", || SharedCommunicator::join(proof, plan.world(), deadline))?;
+    let communicator = phase("communicators", || join(proof, &topology, &plan, deadline))?;
     let (closed, pid) = (AtomicBool::new(false), process::pid());
     Ok(Mesh(Arc::new(Inner { index, topology, executor, owns_executor, communicator, closed, pid })))
 }
@@ -317,12 +316,22 @@ fn share_findings(
     all.iter().enumerate().map(|(index, bytes)| Findings::from_bytes(bytes, index)).collect()
 }
 
-/// The groups of this process; members without shared memory cannot reach each other in this version.
-fn plan(topology: &Topology, index: usize) -> Result<Plan> {
-    let plan = Plan::derive(topology, index);
-    // The same two on all members, since they come from the topology alone.
-    let [host, other, ..] = topology.hosts() else { return Ok(plan) };
-    let (Some(one), Some(two)) = (host.members.first(), other.members.first()) else { return Ok(plan) };
+/// The run's communicator: shared memory where all members share it, else the network.
+fn join(
+    proof: Proof,
+    topology: &Topology,
+    plan: &Plan,
+    deadline: &Deadline<'_>,
+) -> Result<Arc<dyn Communicator>> {
+    match apart(topology) {
+        None => Ok(SharedCommunicator::join(proof, plan.world(), deadline)?),
+        Some(apart) => tcp::join(plan.world(), &apart, deadline),
+    }
+}
+
+/// Which two members share no memory, and why; the same two on all members, since they come from the topology alone.
+fn apart(topology: &Topology) -> Option<String> {
+    let [host, other, ..] = topology.hosts() else { return None };
     let name = |index: usize| match topology.members().get(index).map(|member| &member.introduction.process) {
         Some(process) => format!("index {index} (host {}, pid {})", process.host_name, process.pid),
         None => format!("index {index}"),
@@ -332,12 +341,7 @@ fn plan(topology: &Topology, index: usize) -> Result<Plan> {
     } else {
         "are on different hosts"
     };
-    let why = format!(
-        "{} and {} {relation}; communication between hosts comes with TCP and MPI in a later version",
-        name(*one),
-        name(*two)
-    );
-    Err(Error::unsupported("a run over several hosts", why))
+    Some(format!("{} and {} {relation}", name(*host.members.first()?), name(*other.members.first()?)))
 }
 
 /// The caller's executor, or one on this process's part of its host.

@@ -2,6 +2,7 @@
 
 pub mod directory;
 pub mod memory;
+pub mod mpi;
 mod reason;
 mod record;
 

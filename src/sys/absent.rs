@@ -2,6 +2,8 @@
 //!
 //! Every question here is answered: nothing is found, or the call is `Unsupported` with the reason.
 
+use std::convert::Infallible;
+
 use crate::error::{Error, Result};
 
 /// The GPU runtimes and engines that were compiled in, in the fixed order of capability strings: none in this version.
@@ -20,7 +22,7 @@ pub fn engines_available() -> Vec<String> {
 ///
 /// # Errors
 /// `Unsupported` always.
-pub fn open_gpus(what: &str) -> Result<()> {
+pub fn open_gpus(what: &str) -> Result<Infallible> {
     Err(Error::unsupported(what, "GPU memory is not in this version; Executor::for_ram works on host memory"))
 }
 
@@ -28,7 +30,7 @@ pub fn open_gpus(what: &str) -> Result<()> {
 ///
 /// # Errors
 /// `Unsupported` always.
-pub fn open_ccl(what: &str) -> Result<()> {
+pub fn open_ccl(what: &str) -> Result<Infallible> {
     Err(Error::unsupported(
         what,
         "NCCL and RCCL are not in this version; groups of one host use shared memory",
@@ -39,8 +41,17 @@ pub fn open_ccl(what: &str) -> Result<()> {
 ///
 /// # Errors
 /// `Unsupported` always.
-pub fn open_mpi(what: &str) -> Result<()> {
+pub fn open_mpi(what: &str) -> Result<Infallible> {
     Err(Error::unsupported(what, "MPI is not in this version; processes meet through a shared directory"))
+}
+
+/// Connects to members that share no memory with this one; `apart` says which and why.
+///
+/// # Errors
+/// `Unsupported` always.
+pub fn open_network(what: &str, apart: &str) -> Result<Infallible> {
+    let why = format!("{apart}; communication between hosts, over TCP and MPI, is not in this version");
+    Err(Error::unsupported(what, why))
 }
 
 #[cfg(test)]
@@ -49,7 +60,13 @@ mod tests {
 
     #[test]
     fn every_absence_is_an_answer() {
-        for answer in [open_gpus("for_vram"), open_ccl("a GPU group"), open_mpi("an MPI group")] {
+        let answers = [
+            open_gpus("for_vram"),
+            open_ccl("a GPU group"),
+            open_mpi("an MPI group"),
+            open_network("a run", "index 0 and index 1 are on different hosts"),
+        ];
+        for answer in answers {
             let error = answer.expect_err("absent in this version");
             assert!(error.to_string().contains("not in this version"), "{error}");
         }

@@ -1,39 +1,9 @@
 //! The optimizers a user can name, and the state one member keeps for its shards.
 
 use crate::error::{Error, Result};
-use crate::sys::kernel::optimizer::Rule;
+pub use crate::sys::kernel::optimizer::Optimizer;
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Dtype;
-
-/// How parameters follow from gradients.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Optimizer {
-    /// Stochastic gradient descent with the semantics of `torch.optim.SGD` and dampening 0: the first direction is the
-    /// gradient itself, and weight decay is added to the gradient.
-    Sgd {
-        /// The step size, 0 or more.
-        learning_rate: f64,
-        /// What is kept of the last direction, 0 or more; with 0 there is no state.
-        momentum: f64,
-        /// Looks one step of the momentum ahead (Sutskever, Martens, Dahl and Hinton, ICML 2013); needs momentum.
-        nesterov: bool,
-        /// The multiple of the parameter that is added to its gradient, 0 or more.
-        weight_decay: f64,
-    },
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), with the semantics of `torch.optim.AdamW`.
-    AdamW {
-        /// The step size, 0 or more.
-        learning_rate: f64,
-        /// The decay of the first moment, from 0 up to, not including, 1.
-        beta1: f64,
-        /// The decay of the second moment, from 0 up to, not including, 1.
-        beta2: f64,
-        /// What is added to the root of the second moment, 0 or more.
-        epsilon: f64,
-        /// The multiple of learning rate and parameter that is taken from the parameter, 0 or more.
-        weight_decay: f64,
-    },
-}
 
 impl Optimizer {
     /// The name in checkpoints and messages.
@@ -93,19 +63,6 @@ impl Optimizer {
                 Err(Error::invalid("nesterov", true, "argument", "needs a momentum above 0"))
             }
             _ => Ok(()),
-        }
-    }
-
-    /// The rule for the update with this number, the first being 1.
-    #[must_use]
-    pub fn rule(&self, update: u64) -> Rule {
-        match *self {
-            Self::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
-                Rule::Sgd { learning_rate, momentum, nesterov, weight_decay }
-            }
-            Self::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-                Rule::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, update }
-            }
         }
     }
 }
@@ -202,7 +159,7 @@ mod tests {
         let momentum =
             Optimizer::Sgd { learning_rate: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.0 };
         for optimizer in [SGD, momentum] {
-            assert_eq!(optimizer.rule(1).state_count(), optimizer.states().len());
+            assert_eq!(optimizer.state_count(), optimizer.states().len());
         }
     }
 

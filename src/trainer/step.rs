@@ -99,9 +99,10 @@ impl Trainer {
         let mut gradient_norm = None;
         let progress = &mut *progress;
         if !skipped {
-            let rule = self.optimizer.rule(progress.updates.saturating_add(1));
+            let update = progress.updates.saturating_add(1);
+            let rule = Rule { optimizer: &self.optimizer, update };
             match self.clip_norm {
-                None => self.broken(self.update_shards(&mut progress.shards, &rule, &shares, deadline))?,
+                None => self.broken(self.update_shards(&mut progress.shards, rule, &shares, deadline))?,
                 Some(limit) => {
                     let squares = self.broken(self.reduce_shards(&mut progress.shards, &shares, deadline))?;
                     let squares = watch.time(|| self.members.sum(squares, deadline));
@@ -110,7 +111,7 @@ impl Trainer {
                     skipped = !norm.is_finite();
                     if !skipped {
                         let scale = (limit / (norm + NORM_GUARD)).min(1.0);
-                        let updated = update_from_reduced(self, &mut progress.shards, &rule, scale, deadline);
+                        let updated = update_from_reduced(self, &mut progress.shards, rule, scale, deadline);
                         self.broken(updated)?;
                     }
                 }
@@ -163,7 +164,7 @@ impl Trainer {
     fn update_shards(
         &self,
         shards: &mut [Shard],
-        rule: &Rule,
+        rule: Rule<'_>,
         shares: &[f64],
         deadline: &Deadline<'_>,
     ) -> Result<()> {
@@ -199,7 +200,7 @@ impl Trainer {
     fn update_piece(
         &self,
         owned: Owned<'_>,
-        rule: &Rule,
+        rule: Rule<'_>,
         sources: &[Source<'_>],
         piece: Range<usize>,
     ) -> Result<()> {
@@ -220,7 +221,7 @@ impl Trainer {
 fn update_from_reduced(
     trainer: &Trainer,
     shards: &mut [Shard],
-    rule: &Rule,
+    rule: Rule<'_>,
     scale: f64,
     deadline: &Deadline<'_>,
 ) -> Result<()> {

@@ -50,6 +50,7 @@ impl Drop for Group {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        eprintln!("the control group {} could not be removed", self.0.display());
     }
 }
 
@@ -89,6 +90,7 @@ fn a_full_memory_group_is_an_error_on_all_and_kills_nobody() {
         assert!(outcome.output.contains("index 1"), "{}", transcript(&outcomes));
         assert!(outcome.output.contains(&ARENA_BYTES.to_string()), "{}", transcript(&outcomes));
         assert!(outcome.output.contains("cgroup"), "{}", transcript(&outcomes));
+        assert!(outcome.output.contains("(free: "), "{}", transcript(&outcomes));
     }
     let path = group.0.clone();
     drop(group);

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Members, run
+from harness import Members, run, uform_variables
 
 VERBS = """
 import numpy as np, uform
@@ -300,3 +300,28 @@ def test_one_process_needs_no_folder_and_no_home(tmp_path: Path) -> None:
         member = members.start([sys.executable, "-c", program], variables)
         assert member.wait() == 0, member.text()
         assert member.text().strip() == "1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a network namespace")
+def test_members_that_cannot_open_each_other_are_told_so(tmp_path: Path) -> None:
+    program = """
+import uform
+try:
+    uform.Mesh.bootstrap(None, None)
+except uform.UnsupportedError as error:
+    print(error)
+"""
+    script = tmp_path / "apart.py"
+    script.write_text(program)
+    meeting = tmp_path / "meeting"
+    with Members(tmp_path) as members:
+        for index in range(2):
+            # The second sits in a network namespace of its own, as a container does.
+            prefix = ["unshare", "--net"] if index else []
+            command = [*prefix, sys.executable, str(script)]
+            members.start(command, uform_variables(index, 2, meeting, "apart"))
+        for member in members.all:
+            assert member.wait() == 0, member.text()
+            for word in ("index 0 (host", "index 1 (host", "cannot open each other's memory"):
+                assert word in member.text(), member.text()
+    assert not list(meeting.iterdir())

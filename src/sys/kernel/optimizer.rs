@@ -47,39 +47,47 @@ pub struct Source<'a> {
     pub gradients: Span<'a>,
 }
 
-/// How parameters follow from gradients, with everything that is the same for all elements of one step.
+/// How parameters follow from gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// Stochastic gradient descent, as `torch.optim.SGD` with dampening 0.
+pub enum Optimizer {
+    /// Stochastic gradient descent with the semantics of `torch.optim.SGD` and dampening 0: the first direction is the
+    /// gradient itself, and weight decay is added to the gradient.
     Sgd {
-        /// What the gradient is multiplied by.
+        /// The step size, 0 or more.
         learning_rate: f64,
-        /// What is kept of the last direction; with 0 there is no state.
+        /// What is kept of the last direction, 0 or more; with 0 there is no state.
         momentum: f64,
-        /// Looks one step of the momentum ahead (Sutskever et al., 2013).
+        /// Looks one step of the momentum ahead (Sutskever, Martens, Dahl and Hinton, ICML 2013); needs momentum.
         nesterov: bool,
-        /// The multiple of the parameter that is added to its gradient.
+        /// The multiple of the parameter that is added to its gradient, 0 or more.
         weight_decay: f64,
     },
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as `torch.optim.AdamW`.
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), with the semantics of `torch.optim.AdamW`.
     AdamW {
-        /// The step size.
+        /// The step size, 0 or more.
         learning_rate: f64,
-        /// The decay of the first moment.
+        /// The decay of the first moment, from 0 up to, not including, 1.
         beta1: f64,
-        /// The decay of the second moment.
+        /// The decay of the second moment, from 0 up to, not including, 1.
         beta2: f64,
-        /// What is added to the root of the second moment.
+        /// What is added to the root of the second moment, 0 or more.
         epsilon: f64,
-        /// The multiple of the parameter, times the learning rate, that is taken from it.
+        /// The multiple of learning rate and parameter that is taken from the parameter, 0 or more.
         weight_decay: f64,
-        /// How many updates there were, this one included; the bias correction follows from it.
-        update: u64,
     },
 }
 
-impl Rule {
-    /// How many state arrays the rule keeps per parameter array.
+/// An optimizer at one of its updates.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule<'a> {
+    /// How parameters follow from gradients.
+    pub optimizer: &'a Optimizer,
+    /// How many updates there were, this one included; the bias correction of Adam follows from it.
+    pub update: u64,
+}
+
+impl Optimizer {
+    /// How many state arrays it keeps per parameter array.
     #[must_use]
     pub fn state_count(&self) -> usize {
         match self {
@@ -139,20 +147,20 @@ pub fn combine<T: Real>(sources: &[Source<'_>], target: &SpanMut<'_>) -> Result<
 
 /// Updates parameters and state with the weighted sum of all sources, added in their order.
 ///
-/// `states` holds [`Rule::state_count`] spans of the parameters' length.
+/// `states` holds [`Optimizer::state_count`] spans of the parameters' length.
 ///
 /// # Errors
 /// `Invalid` for spans of unequal length, or that do not hold whole, aligned elements; nothing is changed then.
 pub fn update<T: Real>(
-    rule: &Rule,
+    rule: Rule<'_>,
     sources: &[Source<'_>],
     parameters: &SpanMut<'_>,
     states: &[SpanMut<'_>],
 ) -> Result<()> {
     let count = elements::<T>(parameters.pointer(), parameters.byte_count())?;
     check_sources::<T>(sources, count)?;
-    if states.len() != rule.state_count() {
-        let reason = format!("the rule keeps {} state arrays", rule.state_count());
+    if states.len() != rule.optimizer.state_count() {
+        let reason = format!("the rule keeps {} state arrays", rule.optimizer.state_count());
         return Err(Error::invalid("states", states.len(), "optimizer kernel", reason));
     }
     for state in states {
@@ -186,14 +194,14 @@ pub fn update<T: Real>(
 /// # Safety
 /// The parameters, and as many states as the rule keeps, must be valid for that many elements.
 unsafe fn update_block<T: Real>(
-    rule: &Rule,
+    rule: Rule<'_>,
     gradients: &[f64],
     parameters: *mut T,
     first: *mut T,
     second: *mut T,
 ) {
-    match *rule {
-        Rule::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
+    match *rule.optimizer {
+        Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
             for (position, sum) in gradients.iter().enumerate() {
                 // SAFETY: the caller's promise; the momentum is touched only where the rule keeps it.
                 unsafe {
@@ -209,8 +217,8 @@ unsafe fn update_block<T: Real>(
                 }
             }
         }
-        Rule::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, update } => {
-            let power = |base: f64| base.powf(precise(update));
+        Optimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
+            let power = |base: f64| base.powf(precise(rule.update));
             let step_size = learning_rate / (1.0 - power(beta1));
             let root = (1.0 - power(beta2)).sqrt();
             let keep = 1.0 - learning_rate * weight_decay;
@@ -300,15 +308,16 @@ mod tests {
     #[test]
     fn sgd_is_what_torch_documents() {
         for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
-            let rule = Rule::Sgd { learning_rate: 0.1, momentum, nesterov, weight_decay: 0.01 };
+            let optimizer = Optimizer::Sgd { learning_rate: 0.1, momentum, nesterov, weight_decay: 0.01 };
             let start = numbers(0.0);
             let (mut parameters, mut state) = (start.clone(), vec![0.0; COUNT]);
             let steps = (1..4).map(|step| numbers(f64::from(step))).collect::<Vec<_>>();
             for gradients in &steps {
                 let sources = [Source { share: 1.0, gradients: Span::of(gradients) }];
                 let states = [SpanMut::of(&mut state)];
-                let states = &states[..rule.state_count()];
-                update::<f64>(&rule, &sources, &SpanMut::of(&mut parameters), states).unwrap();
+                let states = &states[..optimizer.state_count()];
+                let rule = Rule { optimizer: &optimizer, update: 1 };
+                update::<f64>(rule, &sources, &SpanMut::of(&mut parameters), states).unwrap();
             }
             for position in [0, 1, BLOCK - 1, BLOCK, COUNT - 1] {
                 let gradients = steps.iter().map(|step| step[position]).collect::<Vec<_>>();
@@ -324,17 +333,17 @@ mod tests {
         let (mut parameters, mut first, mut second) = (start.clone(), vec![0.0; COUNT], vec![0.0; COUNT]);
         let steps = (1..5).map(|step| numbers(f64::from(step))).collect::<Vec<_>>();
         for (position, gradients) in steps.iter().enumerate() {
-            let rule = Rule::AdamW {
+            let optimizer = Optimizer::AdamW {
                 learning_rate: 0.01,
                 beta1: 0.9,
                 beta2: 0.99,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
-                update: position as u64 + 1,
             };
+            let rule = Rule { optimizer: &optimizer, update: position as u64 + 1 };
             let sources = [Source { share: 1.0, gradients: Span::of(gradients) }];
             let states = [SpanMut::of(&mut first), SpanMut::of(&mut second)];
-            update::<f64>(&rule, &sources, &SpanMut::of(&mut parameters), &states).unwrap();
+            update::<f64>(rule, &sources, &SpanMut::of(&mut parameters), &states).unwrap();
         }
         for element in 0..COUNT {
             let (mut value, mut mean, mut square) = (start[element], 0.0f64, 0.0f64);

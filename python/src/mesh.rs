@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyType};
 use uform::communicator::Call;
+use uform::sys::kernel::Table;
 use uform::sys::{Deadline, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -331,6 +332,7 @@ impl Mesh {
                 dtype: Dtype::U8,
                 op: ReduceOp::Sum,
                 root: 0,
+                kernels: Table::SERIAL,
                 input: None,
                 output: SpanMut::empty(),
             };
@@ -476,7 +478,7 @@ impl<'a, 'py> Request<'a, 'py> {
         let (verb, dtype, output) = (self.verb, output.dtype(), output.span_mut());
         within(py, self.timeout_seconds, |deadline| {
             let input = input.as_ref().map(Buffer::span);
-            mesh.inner.run(Call { verb, dtype, op, root, input, output }, deadline)
+            mesh.inner.run(Call { verb, dtype, op, root, kernels: Table::SERIAL, input, output }, deadline)
         })
     }
 

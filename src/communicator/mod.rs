@@ -9,6 +9,7 @@ pub mod tcp;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -31,6 +32,8 @@ pub struct Call<'a> {
     pub op: ReduceOp,
     /// The seat that broadcasts; ignored by verbs without a root.
     pub root: usize,
+    /// The kernels that combine; a mesh puts those of the executor that it holds.
+    pub kernels: Table,
     /// This member's contribution, `None` in place.
     pub input: Option<Span<'a>>,
     /// What this member gets.

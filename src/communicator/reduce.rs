@@ -1,37 +1,6 @@
-//! Cutting a reduction into parts, and combining the contributions of all members in the order of their seats.
+//! Cutting a reduction into parts.
 
 use std::ops::Range;
-
-use crate::error::Result;
-use crate::sys::kernel::reduce::Accumulator;
-use crate::sys::{Span, SpanMut};
-use crate::vocabulary::{Dtype, ReduceOp};
-
-/// Elements combined at a time: wide values of one block stay in the first cache.
-const BLOCK_ELEMENTS: usize = 1024;
-
-/// Combines equally long contributions, first seat first, into `target`, which may be one of them.
-pub(super) fn combine(
-    dtype: Dtype,
-    op: ReduceOp,
-    sources: &[Span<'_>],
-    target: &mut SpanMut<'_>,
-) -> Result<()> {
-    let size = dtype.size_bytes();
-    let byte_count = target.byte_count();
-    let mut accumulator = Accumulator::new(dtype, op, BLOCK_ELEMENTS.min(byte_count / size))?;
-    let mut start = 0;
-    while start < byte_count {
-        let end = byte_count.min(start + BLOCK_ELEMENTS * size);
-        for (position, source) in sources.iter().enumerate() {
-            let block = source.part(start..end)?;
-            if position == 0 { accumulator.start(block)? } else { accumulator.add(block)? }
-        }
-        accumulator.finish(sources.len(), &mut target.part(start..end)?)?;
-        start = end;
-    }
-    Ok(())
-}
 
 /// The part of `count` elements that falls to one of `parts`; they differ by one element at most.
 pub(super) fn share(count: usize, parts: usize, position: usize) -> Range<usize> {
@@ -62,15 +31,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn more_than_a_block_is_combined_whole() {
-        let one = (0..5000).map(|value| value as f32).collect::<Vec<_>>();
-        let two = vec![1.0f32; 5000];
-        let mut result = vec![0.0f32; 5000];
-        let sources = [Span::of(&one[..]), Span::of(&two[..])];
-        combine(Dtype::F32, ReduceOp::Sum, &sources, &mut SpanMut::of(&mut result)).expect("fits");
-        assert!(result.iter().enumerate().all(|(position, value)| *value == position as f32 + 1.0));
     }
 }

@@ -14,6 +14,7 @@ pub use host::HostOptions;
 
 use crate::device;
 use crate::error::{Error, Missing, Result};
+use crate::sys::kernel::Table;
 use crate::sys::{Deadline, process};
 use crate::topology::{Placement, Request, Seeker};
 use crate::vocabulary::{CpuClass, Mood};
@@ -32,6 +33,8 @@ struct Inner {
     pool: Mutex<Option<host::Pool>>,
     placement: Placement,
     cpu_class: CpuClass,
+    /// Of `cpu_class`.
+    kernels: Table,
     deferred_limit: usize,
     held: AtomicBool,
     /// The call that holds it, for messages; written only by the holder.
@@ -87,6 +90,7 @@ impl Executor {
             pool: Mutex::new(Some(pool)),
             placement,
             cpu_class,
+            kernels: Table::of(cpu_class),
             deferred_limit,
             held: AtomicBool::new(false),
             holder: Mutex::new("nobody"),
@@ -252,6 +256,12 @@ impl Hold {
     #[must_use]
     pub fn cpu_class(&self) -> CpuClass {
         self.executor.cpu_class()
+    }
+
+    /// The kernels of that class.
+    #[must_use]
+    pub fn kernels(&self) -> Table {
+        self.executor.0.kernels
     }
 }
 

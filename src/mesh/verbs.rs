@@ -4,6 +4,7 @@ use crate::communicator::Call;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::mesh::{Arena, Mesh};
+use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -33,7 +34,8 @@ impl Mesh {
             self.check_open()?;
             check_verb(verb)?;
             check_root(call.root, self.count())?;
-            let _hold = self.executor().hold(verb.word())?;
+            let hold = self.executor().hold(verb.word())?;
+            call.kernels = hold.kernels();
             // A group broadcasts in place: what the root gives goes to its output first.
             if verb == Verb::Broadcast
                 && let Some(input) = call.input.take()
@@ -177,6 +179,7 @@ impl Mesh {
             dtype: T::DTYPE,
             op: ReduceOp::Sum,
             root: 0,
+            kernels: Table::SERIAL,
             input: Some(Span::of(own)),
             output: SpanMut::of(all),
         };
@@ -192,7 +195,7 @@ impl Mesh {
         output: &mut [T],
     ) -> Result<()> {
         let dtype: Dtype = T::DTYPE;
-        let call = Call { verb, dtype, op, root, input, output: SpanMut::of(output) };
+        let call = Call { verb, dtype, op, root, kernels: Table::SERIAL, input, output: SpanMut::of(output) };
         self.run(call, &Self::verb_deadline(0.0)?)
     }
 }

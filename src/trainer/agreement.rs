@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::communicator::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
+use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
 
@@ -194,7 +195,10 @@ impl Members {
         output: SpanMut<'_>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        self.0.run(Call { verb, dtype, op: ReduceOp::Sum, root: 0, input, output }, deadline)
+        self.0.run(
+            Call { verb, dtype, op: ReduceOp::Sum, root: 0, kernels: Table::SERIAL, input, output },
+            deadline,
+        )
     }
 }
 

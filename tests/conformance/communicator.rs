@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uform::communicator::{Call, Communicator};
 use uform::error::Error;
+use uform::sys::kernel::Table;
 use uform::sys::{Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -27,7 +28,8 @@ fn run<T: Element>(
     output: &mut [T],
 ) -> Result<(), Error> {
     let (input, output) = (input.map(Span::of), SpanMut::of(output));
-    communicator.run(Call { verb, dtype: T::DTYPE, op, root: 0, input, output }, &patience())
+    communicator
+        .run(Call { verb, dtype: T::DTYPE, op, root: 0, kernels: Table::SERIAL, input, output }, &patience())
 }
 
 fn value(seat: usize, position: usize) -> f64 {
@@ -86,6 +88,7 @@ fn gathers(communicator: &dyn Communicator) {
                 dtype: Dtype::F64,
                 op: ReduceOp::Sum,
                 root,
+                kernels: Table::SERIAL,
                 input: None,
                 output: SpanMut::of(&mut output),
             };
@@ -105,7 +108,15 @@ fn all_types(communicator: &dyn Communicator) {
             let mut memory = vec![0u8; bytes + 1];
             let mut whole = SpanMut::of(&mut memory);
             let output = whole.part(1..bytes + 1).expect("within");
-            let call = Call { verb: Verb::AllReduce, dtype: *dtype, op: *op, root: 0, input: None, output };
+            let call = Call {
+                verb: Verb::AllReduce,
+                dtype: *dtype,
+                op: *op,
+                root: 0,
+                kernels: Table::SERIAL,
+                input: None,
+                output,
+            };
             match communicator.run(call, &patience()) {
                 Ok(()) => assert!(memory.iter().all(|byte| *byte == 0), "zeros stay zeros"),
                 Err(Error::Unsupported { .. }) => assert!(dtype.is_float() || *dtype == Dtype::Bool),
@@ -133,6 +144,7 @@ fn disagreements(communicator: &dyn Communicator) {
             dtype: Dtype::F32,
             op: ReduceOp::Sum,
             root: 0,
+            kernels: Table::SERIAL,
             input: None,
             output,
         };
@@ -176,7 +188,8 @@ fn refusals(communicator: &dyn Communicator) {
     refused(run(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut output));
     let wrong = |root: usize, output: SpanMut<'_>| {
         let (verb, dtype, op) = (Verb::Broadcast, Dtype::F64, ReduceOp::Sum);
-        communicator.run(Call { verb, dtype, op, root, input: None, output }, &patience())
+        communicator
+            .run(Call { verb, dtype, op, root, kernels: Table::SERIAL, input: None, output }, &patience())
     };
     refused(wrong(count, SpanMut::of(&mut [0.0f64])));
     refused(wrong(0, SpanMut::of(&mut [0.0f32])));
@@ -207,7 +220,7 @@ fn arenas(communicator: &dyn Communicator) {
         let output = numbers.part_mut(seat).expect("a seat");
         let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Max);
         communicator
-            .run(Call { verb, dtype, op, root: 0, input: None, output }, &patience())
+            .run(Call { verb, dtype, op, root: 0, kernels: Table::SERIAL, input: None, output }, &patience())
             .expect("reduced");
         let expected = values(count - 1, 3001);
         assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
@@ -243,7 +256,8 @@ fn mixed_places(communicator: &dyn Communicator) {
         };
         output.copy_from(Span::of(&values(seat, LENGTH))).expect("equal lengths");
         let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Average);
-        let call = Call { verb, dtype, op, root: 0, input: None, output: output.reborrow() };
+        let call =
+            Call { verb, dtype, op, root: 0, kernels: Table::SERIAL, input: None, output: output.reborrow() };
         communicator.run(call, &patience()).expect("reduced");
         let average = |position| (0..count).map(|seat| value(seat, position)).sum::<f64>() / count as f64;
         let expected = (0..LENGTH).map(average).collect::<Vec<_>>();

@@ -9,9 +9,9 @@ use super::arena::{Array, Parts};
 use super::control::{self, Descriptor, INLINE_BYTES, LAST_STEP};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
-use crate::communicator::reduce::{combine, pieces, share};
+use crate::communicator::reduce::{pieces, share};
 use crate::error::{Error, Result};
-use crate::sys::kernel::reduce;
+use crate::sys::kernel::{Table, reduce};
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Verb;
 
@@ -23,6 +23,7 @@ struct Work<'c, 'a> {
     /// The elements of one member's share: `count` of the descriptor.
     count: usize,
     input: Option<Span<'c>>,
+    kernels: Table,
 }
 
 fn invalid(argument: &str, value: usize, reason: String) -> Error {
@@ -130,7 +131,7 @@ impl SharedCommunicator {
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
         self.enter(watch, descriptor)?;
-        let work = Work { watch, descriptor, size, count, input: call.input };
+        let work = Work { watch, descriptor, size, count, input: call.input, kernels: call.kernels };
         let output = &mut call.output;
         if descriptor.verb == Verb::AllReduce
             && !is_small
@@ -156,7 +157,7 @@ impl SharedCommunicator {
         match verb {
             Verb::AllReduce => {
                 let sources = self.controls.iter().map(|control| control.inline(sequence, bytes));
-                combine(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
+                work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
             }
             Verb::ReduceScatter => {
                 let range = self.own * bytes..(self.own + 1) * bytes;
@@ -164,7 +165,7 @@ impl SharedCommunicator {
                     .controls
                     .iter()
                     .map(|control| control.inline(sequence, bytes * self.seats.len())?.part(range.clone()));
-                combine(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
+                work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
             }
             Verb::Broadcast => {
                 let root = usize::try_from(work.descriptor.root).unwrap_or(0);
@@ -209,7 +210,12 @@ impl SharedCommunicator {
             let sources = sources.collect::<Result<Vec<_>>>()?;
             // The result takes the place of the own contribution, which nobody else reads.
             self.own_control().with_stage(number, |stage| {
-                combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut stage.part(range(own))?)
+                work.kernels.reduce(
+                    work.descriptor.dtype,
+                    work.descriptor.op,
+                    &sources,
+                    &mut stage.part(range(own))?,
+                )
             })?;
             self.step_together(work.watch, &mut step)?;
             for (seat, control) in self.controls.iter().enumerate() {
@@ -236,7 +242,7 @@ impl SharedCommunicator {
             let (segment, range) = &arrays[own];
             let mut whole = segment.span_mut();
             let mut target = whole.part(place(range))?;
-            combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
+            work.kernels.reduce(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
             for (seat, (segment, range)) in arrays.iter().enumerate() {
                 if seat != own {
                     segment.span_mut().part(place(range))?.copy_from(target.as_span())?;
@@ -306,7 +312,7 @@ impl SharedCommunicator {
             let sources = self.controls.iter().map(|control| control.stage(number)?.part(range.clone()));
             let sources = sources.collect::<Result<Vec<_>>>()?;
             let mut target = output.part(start..start + length)?;
-            combine(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
+            work.kernels.reduce(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
         }
         Ok(())
     }

@@ -2,3 +2,6 @@
 
 pub mod optimizer;
 pub mod reduce;
+mod table;
+
+pub use table::Table;

@@ -368,6 +368,32 @@ impl Accumulator {
     }
 }
 
+/// Elements combined at a time: wide values of one block stay in the first cache.
+const BLOCK_ELEMENTS: usize = 1024;
+
+/// As [`super::Table::reduce`].
+pub(super) fn reduce(
+    dtype: Dtype,
+    op: ReduceOp,
+    sources: &[Span<'_>],
+    target: &mut SpanMut<'_>,
+) -> Result<()> {
+    let size = dtype.size_bytes();
+    let byte_count = target.byte_count();
+    let mut accumulator = Accumulator::new(dtype, op, BLOCK_ELEMENTS.min(byte_count / size))?;
+    let mut start = 0;
+    while start < byte_count {
+        let end = byte_count.min(start + BLOCK_ELEMENTS * size);
+        for (position, source) in sources.iter().enumerate() {
+            let block = source.part(start..end)?;
+            if position == 0 { accumulator.start(block)? } else { accumulator.add(block)? }
+        }
+        accumulator.finish(sources.len(), &mut target.part(start..end)?)?;
+        start = end;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,18 +3,23 @@
 //! Pure: no file, no clock, no environment, no machine. Every member derives the same topology from the same roster
 //! and findings, without a message.
 
+mod domain;
+mod json;
 mod machine;
 mod placement;
 mod plan;
 mod run;
 mod tree;
+mod words;
 
 use serde::{Deserialize, Serialize};
 
+pub use domain::Domain;
 pub use machine::{Fabric, GpuDevice, GpuLink, MemoryDomain, Survey};
 pub use placement::{Placement, Request, Seeker, THREAD_LIMIT};
 pub use plan::{Group, Plan};
 pub use run::{Host, MeshDescription, RunGpu, Topology};
+pub use words::{counted, ranges, size};
 
 use crate::error::{Error, Result};
 use crate::vocabulary::Nonce;

@@ -64,8 +64,6 @@ fn multimem_seats(topology: &Topology, index: usize) -> Vec<usize> {
         first[gpu.owner].get_or_insert(position);
     }
     let Some(own) = first.get(index).copied().flatten() else { return vec![index] };
-    let Some(domain) = topology.multimem_domains().iter().find(|domain| domain.contains(&own)) else {
-        return vec![index];
-    };
-    (0..topology.count()).filter(|other| first[*other].is_some_and(|gpu| domain.contains(&gpu))).collect()
+    let Some(domain) = topology.domain_of(own) else { return vec![index] };
+    (0..topology.count()).filter(|other| first[*other].is_some_and(|gpu| domain.contains(gpu))).collect()
 }

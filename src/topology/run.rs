@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::domain::{Domain, Joined};
 use super::machine::{GpuDevice, Survey};
 use super::placement::{Seeker, divide_gpus};
 use super::{Findings, Member, Roster};
 use crate::error::{Error, Result};
-use crate::vocabulary::{GpuClass, GpuVendor, MultimemTier};
+use crate::vocabulary::{GpuClass, MultimemTier};
 
 /// Members that share memory: each has opened the memory of every other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,9 +61,10 @@ pub struct Topology {
     pub(super) hosts: Vec<Host>,
     /// In the order of members, and of each member's ordinals.
     pub(super) gpus: Vec<RunGpu>,
-    /// Positions in `gpus`, each list ascending; the lists by their first.
-    pub(super) domains: Vec<Vec<usize>>,
+    /// By their first GPU.
+    pub(super) domains: Vec<Domain>,
     pub(super) tier: MultimemTier,
+    pub(super) tier_reason: String,
     pub(super) gpu_class: Option<GpuClass>,
 }
 
@@ -76,11 +78,12 @@ impl Topology {
         check_roster(roster, findings)?;
         let hosts = find_hosts(&roster.members, findings);
         let gpus = find_gpus(&roster.members)?;
-        let domains = cut(find_domains(roster, &gpus), gpus_per_multimem_domain)?;
-        let tier = find_tier(&gpus, &domains, findings);
+        let joined = Joined { roster, findings, gpus: &gpus };
+        let domains = joined.domains(gpus_per_multimem_domain)?;
+        let (tier, tier_reason) = joined.tier(&domains);
         let first = gpus.first().and_then(|gpu| gpu.device.gpu_class);
         let gpu_class = first.filter(|class| gpus.iter().all(|gpu| gpu.device.gpu_class == Some(*class)));
-        Ok(Self { roster: roster.clone(), hosts, gpus, domains, tier, gpu_class })
+        Ok(Self { roster: roster.clone(), hosts, gpus, domains, tier, tier_reason, gpu_class })
     }
 
     /// The groups of members that share memory, by their first member.
@@ -125,10 +128,28 @@ impl Topology {
         &self.gpus
     }
 
-    /// The multimem domains: positions in [`Topology::gpus`].
+    /// The multimem domains by their first GPU; their GPUs are positions in [`Topology::gpus`].
     #[must_use]
-    pub fn multimem_domains(&self) -> &[Vec<usize>] {
+    pub fn multimem_domains(&self) -> &[Domain] {
         &self.domains
+    }
+
+    /// The multimem domain of the GPU at this position of the run; `None` if there is no such GPU.
+    #[must_use]
+    pub fn domain_of(&self, position: usize) -> Option<&Domain> {
+        self.domains.iter().find(|domain| domain.contains(position))
+    }
+
+    /// How the multimem domains of the run reduce.
+    #[must_use]
+    pub fn multimem_tier(&self) -> MultimemTier {
+        self.tier
+    }
+
+    /// What the tier follows from, for people.
+    #[must_use]
+    pub fn tier_reason(&self) -> &str {
+        &self.tier_reason
     }
 
     /// The machine of a member; `None` if there is no such member.
@@ -141,10 +162,10 @@ impl Topology {
     #[must_use]
     pub fn describe(&self, index: usize) -> MeshDescription {
         let first = self.gpus.iter().position(|gpu| gpu.owner == index);
-        let domain = first.and_then(|first| self.domains.iter().find(|domain| domain.contains(&first)));
+        let domain = first.and_then(|first| self.domain_of(first));
         MeshDescription {
             gpus_per_host_domain: self.gpus.iter().filter(|gpu| gpu.owner == index).count(),
-            gpus_per_multimem_domain: domain.map_or(0, Vec::len),
+            gpus_per_multimem_domain: domain.map_or(0, |domain| domain.gpus.len()),
             gpus_per_colocated_domain: self.gpus.len(),
             host_domain_index: index,
             first_gpu_index: self.gpus.iter().filter(|gpu| gpu.owner < index).count(),
@@ -243,84 +264,4 @@ fn find_gpus(members: &[Member]) -> Result<Vec<RunGpu>> {
         }
     }
     Ok(gpus)
-}
-
-/// Whether a fabric identity can join GPUs of several machines: drivers give zeros where there is one machine.
-fn spans_machines(cluster: &str) -> bool {
-    cluster.chars().any(|character| character != '0' && character != '-')
-}
-
-/// Joins the GPUs of one fabric, of one NVLink switch, and at the two ends of a direct link.
-fn find_domains(roster: &Roster, gpus: &[RunGpu]) -> Vec<Vec<usize>> {
-    let mut leader = (0..gpus.len()).collect::<Vec<_>>();
-    // The first GPU seen with each key; GPUs with a key in common are joined.
-    let mut first = BTreeMap::<(&str, &str, u32), usize>::new();
-    for (position, gpu) in gpus.iter().enumerate() {
-        let machine = roster.members[gpu.owner].introduction.process.boot_id.as_str();
-        let mut keys = vec![(machine, gpu.device.identity.as_str(), 0)];
-        if let Some(fabric) = &gpu.device.fabric
-            && fabric.complete
-            && spans_machines(&fabric.cluster)
-        {
-            keys.push(("fabric", fabric.cluster.as_str(), fabric.clique));
-        }
-        keys.extend(
-            gpu.device
-                .links
-                .iter()
-                .filter(|link| link.count > 0)
-                .map(|link| (machine, link.peer.as_str(), 0)),
-        );
-        for key in keys {
-            let other = *first.entry(key).or_insert(position);
-            join(&mut leader, other, position);
-        }
-    }
-    let mut domains = BTreeMap::<usize, Vec<usize>>::new();
-    for position in 0..gpus.len() {
-        domains.entry(leader_of(&leader, position)).or_default().push(position);
-    }
-    domains.into_values().collect()
-}
-
-fn leader_of(leader: &[usize], mut position: usize) -> usize {
-    while leader[position] != position {
-        position = leader[position];
-    }
-    position
-}
-
-/// Joins two sets; the lower leader stays, so that a set is known by its first GPU.
-fn join(leader: &mut [usize], one: usize, other: usize) {
-    let (one, other) = (leader_of(leader, one), leader_of(leader, other));
-    leader[one.max(other)] = one.min(other);
-}
-
-fn cut(domains: Vec<Vec<usize>>, size: usize) -> Result<Vec<Vec<usize>>> {
-    if size == 0 {
-        return Ok(domains);
-    }
-    if let Some(odd) = domains.iter().find(|domain| domain.len() % size != 0) {
-        let sizes = domains.iter().map(|domain| domain.len().to_string()).collect::<Vec<_>>().join(", ");
-        let reason = format!("does not divide a domain of {} GPUs; domains found: {sizes}", odd.len());
-        return Err(Error::invalid("gpus_per_multimem_domain", size, "argument", reason));
-    }
-    Ok(domains.iter().flat_map(|domain| domain.chunks(size).map(<[usize]>::to_vec)).collect())
-}
-
-/// The switch reduces only if it can in every domain of two or more, and every owner's trial has shown it.
-fn find_tier(gpus: &[RunGpu], domains: &[Vec<usize>], findings: &[Findings]) -> MultimemTier {
-    let can = |position: &usize| {
-        let gpu = &gpus[*position];
-        gpu.device.vendor == GpuVendor::Nvidia
-            && gpu.device.multicast
-            && gpu.device.fabric.as_ref().is_some_and(|fabric| fabric.complete)
-            && findings[gpu.owner].multicast == Some(true)
-    };
-    let mut wide = domains.iter().filter(|domain| domain.len() > 1).peekable();
-    if wide.peek().is_some() && wide.all(|domain| domain.iter().all(can)) {
-        MultimemTier::SwitchReduced
-    } else {
-        MultimemTier::PeerRead
-    }
 }

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use uform::vocabulary::Dtype;
 
-use crate::buffer::{Array, byte_count, shape_of};
+use crate::array::{Array, byte_count, shape_of};
 use crate::error::to_python;
 use crate::vocabulary::Enumeration;
 

@@ -231,5 +231,19 @@ pub(crate) fn invalid(py: Python<'_>, argument: &str, given: &Bound<'_, PyAny>, 
 
 /// The exception for a name whose behaviour this version does not have.
 pub(crate) fn unsupported(py: Python<'_>, what: &str) -> PyErr {
-    to_python(py, &Error::unsupported(what, "not in this version"))
+    unsupported_because(py, what, "not in this version")
+}
+
+/// The exception for what this version does not do, with the reason.
+pub(crate) fn unsupported_because(py: Python<'_>, what: &str, why: &str) -> PyErr {
+    to_python(py, &Error::unsupported(what, why))
+}
+
+/// The exception with another one as its `__cause__`; what is no `Exception`, such as KeyboardInterrupt, stays itself.
+pub(crate) fn chained(py: Python<'_>, error: PyErr, cause: PyErr) -> PyErr {
+    if !cause.is_instance_of::<PyException>(py) {
+        return cause;
+    }
+    error.set_cause(py, Some(cause));
+    error
 }

@@ -2,10 +2,13 @@
 
 mod arena;
 mod argument;
+mod array;
 mod buffer;
 mod command;
+mod dlpack;
 mod error;
 mod executor;
+mod interface;
 mod interrupt;
 mod mesh;
 mod optimizer;
@@ -28,7 +31,7 @@ fn _uform(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<options::MeshOptions>()?;
     module.add_class::<executor::Executor>()?;
     module.add_class::<topology::Topology>()?;
-    module.add_class::<buffer::Array>()?;
+    module.add_class::<array::Array>()?;
     module.add_class::<arena::Arena>()?;
     module.add_class::<mesh::Mesh>()?;
     module.add_class::<mesh::DeferredMesh>()?;

@@ -24,7 +24,8 @@ type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 /// The processes of a run, joined; usable in `with`, which closes it.
 ///
 /// Its verbs are collective: all processes call the same ones in the same order. They work in place unless out is
-/// given, on C-contiguous arrays with the buffer protocol. They release the interpreter's lock, and Ctrl-C ends them;
+/// given, on C-contiguous arrays of host memory that have the buffer protocol, __array_interface__ or __dlpack__: those
+/// of NumPy, bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. They release the interpreter's lock, and Ctrl-C ends them;
 /// after that, as after LostError and TimedOutError, only close is legal.
 ///
 /// timeout_seconds of a verb is its deadline; 0 means 1800.

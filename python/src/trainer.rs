@@ -8,7 +8,8 @@ use pyo3::types::{PyDict, PyMapping, PyMappingProxy};
 use uform::trainer::Parameter;
 
 use crate::argument;
-use crate::buffer::{Access, Array, Buffer};
+use crate::array::{Access, Array};
+use crate::buffer::Buffer;
 use crate::error::{invalid, to_python, unsupported};
 use crate::mesh::{Mesh, within};
 use crate::optimizer;
@@ -49,7 +50,7 @@ impl Trainer {
                 .iter()
                 .map(|(name, array)| Parameter {
                     name: name.clone(),
-                    shape: array.shape(),
+                    shape: array.shape().to_vec(),
                     dtype: array.dtype(),
                     values: Some(array.span()),
                 })

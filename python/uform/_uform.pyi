@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, final
 
 from _typeshed import structseq
+from typing_extensions import CapsuleType
 
 __version__: Final[str]
 
@@ -330,6 +331,16 @@ class Array:
     def read_only(self) -> bool: ...
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
+
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
 class Arena:

@@ -1,15 +1,34 @@
 //! What the caller's options and the launcher's variables say about this process's place in the run.
 //!
 //! The only reader of environment variables in this crate. It decides and touches nothing: the directory that it
-//! names is made by the rendezvous.
+//! names is made by the rendezvous. `launcher` holds the table of launchers, with one file for each family.
 
+mod flux;
+pub mod hostlist;
+mod hydra;
+mod job;
+mod kubernetes;
 mod launcher;
+mod lsf;
+mod mvapich;
+mod openmpi;
+mod own;
+mod pals;
+mod pmi;
+mod reading;
+mod seen;
+mod slurm;
+mod torchrun;
+mod uform;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::error::{Contradiction, Error, Result};
-use launcher::{Launcher, Reading};
+use launcher::{FAMILIES, Family, Launcher, OURS, Reply, Scene, contradicted};
+use reading::Reading;
+
+pub use own::{OwnFacts, OwnProcess};
+pub use reading::Variables;
 
 /// How many processes a run may have.
 pub const COUNT_LIMIT: usize = 1 << 20;
@@ -52,10 +71,19 @@ impl<T> Sourced<T> {
     }
 }
 
+/// A launcher that was seen and did not give this process its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its name for people.
+    pub launcher: String,
+    /// Why it was not taken, with the variables that decided it.
+    pub reason: String,
+}
+
 /// This process's place in the run, each value with its source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// Who started the run: `uform launch`, `torchrun`, `arguments`, or `none`.
+    /// Who started the run: a launcher's name, `arguments`, or `none`.
     pub launcher: String,
     /// The index of this process.
     pub index: Sourced<usize>,
@@ -65,6 +93,10 @@ pub struct Launch {
     pub local_index: Option<Sourced<usize>>,
     /// How many processes this host has, as the launcher gave it.
     pub local_count: Option<Sourced<usize>>,
+    /// How many hosts the run has, as the launcher gave it.
+    pub host_count: Option<Sourced<usize>>,
+    /// The names of these hosts, as the launcher gave them.
+    pub hosts: Option<Sourced<Vec<String>>>,
     /// The shared directory; `None` only if the run has one process.
     pub directory: Option<Sourced<PathBuf>>,
     /// The name of the run.
@@ -75,53 +107,10 @@ pub struct Launch {
     pub timeout_seconds: f64,
     /// As in the options.
     pub gpus_per_multimem_domain: usize,
-    /// What was seen and not used, one sentence each.
+    /// The launchers that were seen and not taken, in the order in which they were asked.
+    pub others: Vec<Seen>,
+    /// What else somebody should know who wonders about the run, one sentence each.
     pub notes: Vec<String>,
-}
-
-/// What the choice of a default directory needs to know about this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostFacts {
-    /// The user's number.
-    pub uid: u32,
-    /// `XDG_RUNTIME_DIR`, if it is an existing folder of this user.
-    pub runtime_folder: Option<PathBuf>,
-    /// The temporary folder.
-    pub temporary_folder: PathBuf,
-}
-
-impl HostFacts {
-    /// The facts of the machine this process runs on.
-    #[must_use]
-    pub fn read() -> Self {
-        use std::os::unix::fs::MetadataExt;
-        // The owner of a process's own folder there is its effective user.
-        let uid = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
-        let runtime_folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| {
-            path.is_absolute()
-                && std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid)
-        });
-        // A relative TMPDIR, or an empty one, would be another folder in each process.
-        let temporary_folder = Some(std::env::temp_dir()).filter(|path| path.is_absolute());
-        Self { uid, runtime_folder, temporary_folder: temporary_folder.unwrap_or_else(|| "/tmp".into()) }
-    }
-
-    /// The folder of this user alone in which runs of one host meet.
-    #[must_use]
-    pub fn private_folder(&self) -> PathBuf {
-        match &self.runtime_folder {
-            Some(folder) => folder.join("uform"),
-            None => self.temporary_folder.join(format!("uform-{}", self.uid)),
-        }
-    }
-
-    fn private_folder_origin(&self) -> &'static str {
-        if self.runtime_folder.is_some() {
-            "default under XDG_RUNTIME_DIR, as the launcher says that there is one host"
-        } else {
-            "default under the temporary folder, as the launcher says that there is one host"
-        }
-    }
 }
 
 /// Finds this process's place from its own variables.
@@ -129,7 +118,7 @@ impl HostFacts {
 /// # Errors
 /// As [`resolve`].
 pub fn read(options: &MeshOptions) -> Result<Launch> {
-    resolve(options, &|name| std::env::var_os(name), &HostFacts::read())
+    resolve(options, &Variables::read(), &OwnFacts::read())
 }
 
 /// The filter for log lines that `UFORM_LOG` gives, `None` if it is not set or empty.
@@ -140,44 +129,38 @@ pub fn log_filter() -> Option<String> {
 
 /// Finds this process's place from options, variables and facts alone.
 ///
-/// Numbers given as options win, then `UFORM_*`, then torchrun's. Without any there is one process.
+/// Numbers given as options win, then `UFORM_*`, then the first launcher of the table that is complete and consistent.
+/// Without any there is one process.
 ///
 /// # Errors
 /// `Invalid` for a value that is wrong, missing beside others, or contradicted, naming both sources; `Unsupported`
-/// for a launcher of several processes that is visible and not read in this version.
-pub fn resolve(
-    options: &MeshOptions,
-    variables: &dyn Fn(&str) -> Option<OsString>,
-    facts: &HostFacts,
-) -> Result<Launch> {
+/// for a launcher of several processes that is visible and never read.
+pub fn resolve(options: &MeshOptions, variables: &Variables, own: &OwnFacts) -> Result<Launch> {
     check_options(options)?;
-    let reading = Reading::new(variables);
-    let mut notes = Vec::new();
-    let launcher = find_launcher(options, &reading, &mut notes)?;
+    let scene = Scene::new(variables, own);
+    let reading = &scene.reading;
     let explicit = options.host_domain_count > 0;
-    let (index, count) = if explicit {
-        if let Some(launcher) = &launcher {
-            check_against(options, launcher)?;
-        }
-        let index = Sourced::new(options.host_domain_index, "argument");
-        (index, Sourced::new(options.host_domain_count, "argument"))
-    } else {
-        match &launcher {
-            Some(launcher) => (launcher.index.clone(), launcher.count.clone()),
-            None => {
-                reading.refuse_unread()?;
-                let origin = "one process, as there is no launcher";
-                (Sourced::new(0, origin), Sourced::new(1, origin))
+    let Asked { found: launcher, others } = ask(options, &scene)?;
+    let (index, count) = match &launcher {
+        _ if explicit => {
+            if let Some(launcher) = &launcher {
+                check_against(options, launcher)?;
             }
+            let index = Sourced::new(options.host_domain_index, "argument");
+            (index, Sourced::new(options.host_domain_count, "argument"))
+        }
+        Some(launcher) => (launcher.index.clone(), launcher.count.clone()),
+        None => {
+            let origin = "one process, as there is no launcher";
+            (Sourced::new(0, origin), Sourced::new(1, origin))
         }
     };
-    reading.note_allocation(launcher.is_some() || explicit, &mut notes);
     // Numbers of the caller's own that differ from the launcher's make another run: local numbers do not apply.
     let same = launcher
         .as_ref()
         .filter(|found| found.index.value == index.value && found.count.value == count.value);
-    let (job, attempt_is_unique) = choose_job(options, &reading, launcher.as_ref())?;
-    let directory = choose_directory(options, &reading, launcher.as_ref(), count.value, facts)?;
+    let (job, attempt_is_unique) = choose_job(options, reading, launcher.as_ref())?;
+    let directory = choose_directory(options, reading, launcher.as_ref(), count.value, own)?;
     Ok(Launch {
         launcher: match (same, explicit) {
             (Some(found), _) => found.name.to_owned(),
@@ -186,14 +169,17 @@ pub fn resolve(
         },
         local_index: same.and_then(|found| found.local_index.clone()),
         local_count: same.and_then(|found| found.local_count.clone()),
+        host_count: same.and_then(|found| found.host_count.clone()),
+        hosts: same.and_then(|found| found.hosts.clone()),
+        notes: same.map(|found| found.notes.clone()).unwrap_or_default(),
         index,
         count,
         directory,
         job,
         attempt_is_unique,
-        timeout_seconds: choose_timeout(options, &reading)?,
+        timeout_seconds: choose_timeout(options, reading)?,
         gpus_per_multimem_domain: options.gpus_per_multimem_domain,
-        notes,
+        others,
     })
 }
 
@@ -235,45 +221,98 @@ fn check_seconds(argument: &str, seconds: f64, origin: &str) -> Result<()> {
     Err(Error::invalid(argument, seconds, origin, "must be a finite number of seconds, 0 or more"))
 }
 
-/// The launcher whose variables are complete. Incomplete ones are an error, unless the caller gave the numbers.
-fn find_launcher<'a>(
-    options: &MeshOptions,
-    reading: &'a Reading<'a>,
-    notes: &mut Vec<String>,
-) -> Result<Option<Launcher>> {
+/// What the families said.
+struct Asked {
+    /// The launcher that counts.
+    found: Option<Launcher>,
+    others: Vec<Seen>,
+}
+
+/// Asks all families. The first that is complete and consistent counts; why the others do not is kept for people.
+fn ask(options: &MeshOptions, scene: &Scene<'_>) -> Result<Asked> {
     let explicit = options.host_domain_count > 0;
-    let mut tolerate = |found: Result<Option<Launcher>>, tolerated: bool| match found {
-        Err(error) if tolerated => {
-            notes.push(format!("ignored: {error}"));
-            Ok(None)
+    let mut asked = Asked { found: None, others: Vec::new() };
+    let mut first_error = None;
+    let mut rivals = Vec::new();
+    let mut ours = false;
+    for (position, Family { name, read }) in FAMILIES.iter().enumerate() {
+        let reason = match read(scene) {
+            Ok(Reply::Absent) => continue,
+            Ok(Reply::Aside(reason)) => reason,
+            Ok(Reply::Found(found)) => match &asked.found {
+                None => {
+                    ours = position == OURS;
+                    asked.found = Some(*found);
+                    continue;
+                }
+                Some(chosen) => {
+                    let (Launcher { index, count, .. }, by) = (&*found, chosen.name);
+                    let (index, count) = (index.value, count.value);
+                    let reason = format!("says index {index} of {count}, and {by} is asked before it");
+                    let seen = Seen { launcher: found.name.to_owned(), reason };
+                    rivals.push(*found);
+                    asked.others.push(seen);
+                    continue;
+                }
+            },
+            // What a person set by hand is meant.
+            Err(error) if position == OURS && !explicit => return Err(error),
+            Err(error) => {
+                let reason = error.to_string();
+                first_error = first_error.or(Some(error));
+                reason
+            }
+        };
+        asked.others.push(Seen { launcher: (*name).to_owned(), reason });
+    }
+    match (&asked.found, first_error) {
+        // One lone process for each of several would train alone, and nobody would notice.
+        (None, Some(error)) if !explicit => return Err(error),
+        (Some(found), _) if ours => check_rivals(options, scene, found, &rivals)?,
+        _ => {}
+    }
+    Ok(asked)
+}
+
+/// `UFORM_*` wins over a launcher that started `uform launch`, and over any beside a job's name of its own.
+///
+/// Anything else would be a guess between two worlds.
+fn check_rivals(
+    options: &MeshOptions,
+    scene: &Scene<'_>,
+    ours: &Launcher,
+    rivals: &[Launcher],
+) -> Result<()> {
+    if options.host_domain_count > 0 && options.job.is_some() {
+        return Ok(());
+    }
+    let by_hand = !ours.draws_fresh_jobs;
+    if by_hand && scene.reading.is_set("UFORM_JOB") {
+        return Ok(());
+    }
+    for rival in rivals {
+        // `uform launch` removes torchrun's variables: those that are here came after it.
+        let started_inside = rival.name == "torchrun"
+            || match (rival.distance, ours.distance) {
+                (Some(rival), Some(ours)) => rival < ours,
+                (Some(_), None) => scene.own.sees_launchers,
+                _ => false,
+            };
+        if !by_hand && !started_inside {
+            continue;
         }
-        other => other,
-    };
-    let ours = tolerate(reading.uform(), explicit)?;
-    let torchrun = tolerate(reading.torchrun(), explicit || ours.is_some())?;
-    let (Some(ours), Some(torchrun)) = (&ours, &torchrun) else {
-        return Ok(ours.or(torchrun));
-    };
-    // A run in a run is told apart by its job name; anything else would be a guess between two worlds.
-    if !(explicit && options.job.is_some()) {
-        for (left, right) in [(&ours.count, &torchrun.count), (&ours.index, &torchrun.index)] {
-            if left.value != right.value {
-                return Err(Error::Invalid {
-                    argument: left.origin.clone(),
-                    value: left.value.to_string(),
-                    origin: "environment".into(),
-                    reason: "differs from the variable of another launcher: unset those that do not belong to this \
-                             run, or give host_domain_index, host_domain_count and job"
-                        .into(),
-                    contradiction: Some(Contradiction {
-                        value: right.value.to_string(),
-                        origin: right.origin.clone(),
-                    }),
-                });
+        for (ours, theirs) in [(&ours.count, &rival.count), (&ours.index, &rival.index)] {
+            if ours.value != theirs.value {
+                let reason = format!(
+                    "differs from what {} says: unset the variables that do not belong to this run, or name the run \
+                     by UFORM_JOB and set UFORM_INDEX and UFORM_COUNT by hand",
+                    rival.name
+                );
+                return Err(contradicted(ours, theirs, reason));
             }
         }
     }
-    Ok(Some(ours.clone()))
+    Ok(())
 }
 
 /// Explicit numbers must be the launcher's, unless a job name says that this is a run in a run.
@@ -317,7 +356,7 @@ fn choose_job(
         return Ok((Sourced::new(job, "UFORM_JOB"), fresh));
     }
     let job = launcher.and_then(|found| found.job.clone());
-    Ok((job.unwrap_or_else(|| Sourced::new("default".to_owned(), "default")), false))
+    Ok(job.unwrap_or_else(|| (Sourced::new("default".to_owned(), "default"), false)))
 }
 
 fn choose_directory(
@@ -325,7 +364,7 @@ fn choose_directory(
     reading: &Reading<'_>,
     launcher: Option<&Launcher>,
     count: usize,
-    facts: &HostFacts,
+    own: &OwnFacts,
 ) -> Result<Option<Sourced<PathBuf>>> {
     if let Some(directory) = &options.directory {
         return Ok(Some(Sourced::new(directory.clone(), "argument")));
@@ -336,10 +375,13 @@ fn choose_directory(
     if count == 1 {
         return Ok(None);
     }
-    if launcher.is_some_and(|found| found.one_host) {
-        return Ok(Some(Sourced::new(facts.private_folder(), facts.private_folder_origin())));
+    if launcher.is_some_and(Launcher::has_one_host) {
+        return Ok(Some(Sourced::new(own.private_folder(), own.private_folder_origin())));
     }
     let why = match launcher {
+        Some(Launcher { name, host_count: Some(hosts), .. }) => {
+            format!("the {count} processes of {name} run on {} hosts ({})", hosts.value, hosts.origin)
+        }
         Some(found) => format!("{} does not say that all {count} processes are on one host", found.name),
         None => format!("no launcher says where the {count} processes run"),
     };

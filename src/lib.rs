@@ -2,8 +2,8 @@
 //! launcher.
 //!
 //! A [`Mesh`] is the processes of a run, met and connected. Its verbs are collective: all members call the same ones in
-//! the same order. Started alone, a program is a mesh of one; started by `uform launch` or torchrun, its processes find
-//! each other.
+//! the same order. Started alone, a program is a mesh of one; started by `uform launch`, torchrun, mpirun or srun, its
+//! processes find each other.
 //!
 //! ```
 //! use uform::{Mesh, ReduceOp};

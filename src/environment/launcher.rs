@@ -1,9 +1,11 @@
-//! The variables of each launcher family, read one by one and checked against each other.
+//! The table of launchers: each family in a file of its own, in the order in which they are asked.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-
-use super::{COUNT_LIMIT, Sourced};
+use super::own::OwnFacts;
+use super::reading::{Reading, Variables};
+use super::{
+    COUNT_LIMIT, Sourced, flux, hydra, job, kubernetes, lsf, mvapich, openmpi, pals, pmi, seen, slurm,
+};
+use super::{torchrun, uform};
 use crate::error::{Contradiction, Error, Result};
 
 /// What one launcher says, complete and consistent.
@@ -15,244 +17,190 @@ pub(super) struct Launcher {
     pub(super) count: Sourced<usize>,
     pub(super) local_index: Option<Sourced<usize>>,
     pub(super) local_count: Option<Sourced<usize>>,
-    /// The name that its own id gives the run.
-    pub(super) job: Option<Sourced<String>>,
+    /// How many hosts the run has.
+    pub(super) host_count: Option<Sourced<usize>>,
+    /// The names of these hosts.
+    pub(super) hosts: Option<Sourced<Vec<String>>>,
+    /// The name that its own id gives the run, and whether that is unique to this start.
+    pub(super) job: Option<(Sourced<String>, bool)>,
     /// Whether it sets `UFORM_JOB` anew at each start.
     pub(super) draws_fresh_jobs: bool,
-    /// Whether it says that all processes are on this host.
-    pub(super) one_host: bool,
+    /// How many generations away the process is that it started, or that started this one.
+    pub(super) distance: Option<usize>,
+    /// What somebody should know who wonders about the run.
+    pub(super) notes: Vec<String>,
 }
 
-/// One look at the variables.
-pub(super) struct Reading<'a> {
-    variables: &'a dyn Fn(&str) -> Option<OsString>,
-}
-
-/// The size variables of launchers that this version sees but does not read, innermost first.
-const UNREAD: [(&str, &str); 9] = [
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
-    ("MVAPICH's mpirun", "MVP_COMM_WORLD_SIZE"),
-    ("MVAPICH2's mpirun", "MV2_COMM_WORLD_SIZE"),
-    ("PALS", "PALS_SIZE"),
-    ("MPICH, Intel MPI or another PMI launcher", "PMI_SIZE"),
-    ("jsrun", "JSM_NAMESPACE_SIZE"),
-    ("Horovod", "HOROVOD_SIZE"),
-    ("Flux", "FLUX_JOB_SIZE"),
-    ("srun", "SLURM_STEP_NUM_TASKS"),
-];
-
-/// From this number on Slurm's step ids mean a batch script, an interactive shell or an external process.
-const SPECIAL_STEPS: u64 = 0xffff_fff0;
-
-impl<'a> Reading<'a> {
-    pub(super) fn new(variables: &'a dyn Fn(&str) -> Option<OsString>) -> Self {
-        Self { variables }
-    }
-
-    fn is_set(&self, name: &str) -> bool {
-        (self.variables)(name).is_some()
-    }
-
-    /// A path; empty is refused.
-    pub(super) fn path(&self, name: &str) -> Result<Option<PathBuf>> {
-        match (self.variables)(name) {
-            Some(value) if value.is_empty() => Err(empty(name)),
-            other => Ok(other.map(PathBuf::from)),
-        }
-    }
-
-    /// A text; empty and not UTF-8 are refused.
-    pub(super) fn text(&self, name: &str) -> Result<Option<String>> {
-        let Some(value) = (self.variables)(name) else { return Ok(None) };
-        match value.into_string() {
-            Ok(text) if text.is_empty() => Err(empty(name)),
-            Ok(text) => Ok(Some(text)),
-            Err(value) => Err(Error::invalid(name, value.to_string_lossy(), "environment", "is not UTF-8")),
-        }
-    }
-
-    /// A number of 0 or more, digits only.
-    fn number(&self, name: &str) -> Result<Option<Sourced<usize>>> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
-        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-        match text.parse::<usize>() {
-            Ok(value) if digits => Ok(Some(Sourced::new(value, name))),
-            _ => Err(Error::invalid(name, text, "environment", "must be a number, 0 or more")),
-        }
-    }
-
-    /// A number that must be there, because `beside` is.
-    fn required(&self, name: &str, beside: &str) -> Result<Sourced<usize>> {
-        self.number(name)?.ok_or_else(|| {
-            let reason = format!("is missing although {beside} is set: set it too, or unset {beside}");
-            Error::invalid(name, "(not set)", "environment", reason)
+impl Launcher {
+    /// A launcher that gives the two numbers that every run needs.
+    ///
+    /// # Errors
+    /// `Invalid` where they contradict each other.
+    pub(super) fn new(name: &'static str, index: Sourced<usize>, count: Sourced<usize>) -> Result<Self> {
+        check_pair(&index, &count)?;
+        Ok(Self {
+            name,
+            index,
+            count,
+            local_index: None,
+            local_count: None,
+            host_count: None,
+            hosts: None,
+            job: None,
+            draws_fresh_jobs: false,
+            distance: None,
+            notes: Vec::new(),
         })
     }
 
-    /// What `uform launch` set, or a person in its place; `None` if there is nothing of it.
-    pub(super) fn uform(&self) -> Result<Option<Launcher>> {
-        const NAMES: [&str; 4] = ["UFORM_INDEX", "UFORM_COUNT", "UFORM_LOCAL_INDEX", "UFORM_LOCAL_COUNT"];
-        let Some(first) = NAMES.into_iter().find(|name| self.is_set(name)) else { return Ok(None) };
-        let index = self.required("UFORM_INDEX", first)?;
-        let count = self.required("UFORM_COUNT", first)?;
-        check_pair(&index, &count)?;
-        let (local_index, local_count) = match NAMES[2..].iter().find(|name| self.is_set(name)) {
-            Some(local) => {
-                let local_index = self.required("UFORM_LOCAL_INDEX", local)?;
-                let local_count = self.required("UFORM_LOCAL_COUNT", local)?;
-                check_pair(&local_index, &local_count)?;
-                check_local(&local_count, &count)?;
-                (Some(local_index), Some(local_count))
+    /// Adds the numbers among the processes of this host. If they cover the run there is one host.
+    ///
+    /// # Errors
+    /// `Invalid` where they contradict each other or the run's.
+    pub(super) fn on_host(
+        mut self,
+        index: Option<Sourced<usize>>,
+        count: Option<Sourced<usize>>,
+    ) -> Result<Self> {
+        match (&index, &count) {
+            (Some(index), Some(count)) => check_pair(index, count)?,
+            (Some(index), None) => check_below(index, &self.count)?,
+            _ => {}
+        }
+        if let Some(count) = &count {
+            check_at_most(count, &self.count)?;
+            if count.value == self.count.value && self.host_count.is_none() {
+                let origin = format!("{}, which is {}", count.origin, self.count.origin);
+                self.host_count = Some(Sourced::new(1, origin));
             }
-            None => (None, None),
+        }
+        (self.local_index, self.local_count) = (index, count);
+        Ok(self)
+    }
+
+    /// Whether it says that all processes are on this host.
+    pub(super) fn has_one_host(&self) -> bool {
+        self.host_count.as_ref().is_some_and(|hosts| hosts.value == 1)
+    }
+}
+
+/// What one family says to the variables.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// Nothing of it is set.
+    Absent,
+    /// Something of it is set, and it did not start this process; the reason.
+    Aside(String),
+    /// It started this process.
+    Found(Box<Launcher>),
+}
+
+/// What the families look at.
+pub(super) struct Scene<'a> {
+    pub(super) reading: Reading<'a>,
+    pub(super) own: &'a OwnFacts,
+}
+
+impl<'a> Scene<'a> {
+    pub(super) fn new(variables: &'a Variables, own: &'a OwnFacts) -> Self {
+        Self { reading: Reading(variables), own }
+    }
+
+    /// Names the run of a launcher whose variables have no id of their own.
+    ///
+    /// On one host the process that started all of this run's processes is unique. Else the id of a batch job tells
+    /// at least the jobs apart.
+    pub(super) fn name_job(&self, launcher: &mut Launcher, word: &str, starters: &[&str]) {
+        let starter = self.own.starter(starters);
+        launcher.distance = starter.map(|(distance, _)| distance);
+        if launcher.job.is_some() {
+            return;
+        }
+        launcher.job = match starter {
+            Some((_, process)) if launcher.has_one_host() => {
+                let name = format!("{word}-{}-{}", process.pid, process.start_ticks);
+                let origin = format!("process {} ({}), which started this one", process.pid, process.name);
+                Some((Sourced::new(name, origin), true))
+            }
+            _ => job::of_batch(&self.reading).map(|batch| {
+                let name = format!("{word}-in-{}", batch.value);
+                (Sourced::new(name, batch.origin), false)
+            }),
         };
-        let by_launcher = self.is_set("UFORM_LAUNCHER_PID");
-        Ok(Some(Launcher {
-            name: if by_launcher { "uform launch" } else { "UFORM_* variables" },
-            one_host: local_count.as_ref().is_some_and(|local| local.value == count.value),
-            index,
-            count,
-            local_index,
-            local_count,
-            job: None,
-            draws_fresh_jobs: by_launcher,
-        }))
-    }
-
-    /// What torchrun set; `None` if there is nothing of it.
-    pub(super) fn torchrun(&self) -> Result<Option<Launcher>> {
-        const NAMES: [&str; 5] =
-            ["TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
-        let Some(first) = NAMES.into_iter().find(|name| self.is_set(name)) else { return Ok(None) };
-        let index = self.required("RANK", first)?;
-        let count = self.required("WORLD_SIZE", first)?;
-        check_pair(&index, &count)?;
-        let local_index = self.required("LOCAL_RANK", first)?;
-        let local_count = self.required("LOCAL_WORLD_SIZE", first)?;
-        check_pair(&local_index, &local_count)?;
-        check_local(&local_count, &count)?;
-        let one_group = self.number("GROUP_WORLD_SIZE")?.is_none_or(|groups| groups.value == 1);
-        Ok(Some(Launcher {
-            name: "torchrun",
-            one_host: one_group && local_count.value == count.value,
-            job: Some(self.torchrun_job()?),
-            index,
-            count,
-            local_index: Some(local_index),
-            local_count: Some(local_count),
-            draws_fresh_jobs: false,
-        }))
-    }
-
-    /// torchrun's id with its restart count. The default id `none` is everybody's: the master's address tells them apart.
-    fn torchrun_job(&self) -> Result<Sourced<String>> {
-        let id = self.text("TORCHELASTIC_RUN_ID")?;
-        let restart = self.number("TORCHELASTIC_RESTART_COUNT")?.map_or(0, |count| count.value);
-        let mut origins = vec!["TORCHELASTIC_RUN_ID"];
-        let mut words = vec![id.unwrap_or_else(|| "none".to_owned())];
-        if words[0] == "none" {
-            for name in ["MASTER_ADDR", "MASTER_PORT"] {
-                if let Some(word) = self.text(name)? {
-                    words.push(word);
-                    origins.push(name);
-                }
-            }
-        }
-        words.push(format!("restart-{restart}"));
-        origins.push("TORCHELASTIC_RESTART_COUNT");
-        Ok(Sourced::new(words.join("-"), origins.join(", ")))
-    }
-
-    /// Refuses to be one lone process of several that an unread launcher started.
-    pub(super) fn refuse_unread(&self) -> Result<()> {
-        let mut sized = false;
-        for (launcher, variable) in UNREAD {
-            if variable == "SLURM_STEP_NUM_TASKS" && !self.is_slurm_step() {
-                continue;
-            }
-            let Some(size) = self.number(variable)? else { continue };
-            sized = true;
-            if size.value > 1 {
-                return Err(unread(&format!("{launcher} ({variable}={})", size.value)));
-            }
-        }
-        // PMIx gives the size through its library only, so that the first process cannot know that it is alone.
-        match self.text("PMIX_RANK")? {
-            Some(rank) if !sized => Err(unread(&format!("a PMIx launcher (PMIX_RANK={rank})"))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether the Slurm variables are those of a step's task, not of a batch script or a shell.
-    fn is_slurm_step(&self) -> bool {
-        let number = |name: &str| (self.variables)(name)?.to_str()?.parse::<u64>().ok();
-        let step = number("SLURM_STEP_ID").or_else(|| number("SLURM_STEPID"));
-        number("SLURM_PROCID").is_some() && step.is_some_and(|step| step < SPECIAL_STEPS)
-    }
-
-    /// Says what an allocation without a step means, and which launcher was set aside.
-    pub(super) fn note_allocation(&self, placed: bool, notes: &mut Vec<String>) {
-        if self.is_set("SLURM_JOB_ID") && !self.is_slurm_step() && !placed {
-            notes.push(
-                "inside a Slurm allocation and not in a step: one process; `srun` starts several".into(),
-            );
-        }
-        if placed {
-            for (launcher, variable) in UNREAD {
-                if self.is_set(variable) {
-                    notes.push(format!("{launcher} is visible ({variable}) and was not asked"));
-                }
-            }
-        }
     }
 }
 
-fn empty(name: &str) -> Error {
-    Error::invalid(name, "''", "environment", "is empty: give it a value, or unset it")
+/// One family of launchers.
+pub(super) struct Family {
+    /// Its name where nothing tells which of its launchers it was.
+    pub(super) name: &'static str,
+    /// `Err` if what is set of it is incomplete or contradicts itself.
+    pub(super) read: fn(&Scene<'_>) -> Result<Reply>,
 }
 
-fn unread(launcher: &str) -> Error {
-    Error::unsupported(
-        format!("reading the variables of {launcher}"),
-        "this version reads those of uform launch and torchrun: pass host_domain_index, host_domain_count and directory, \
-         or set UFORM_INDEX, UFORM_COUNT and UFORM_DIRECTORY",
-    )
-}
+/// The position of our own family in the table.
+pub(super) const OURS: usize = 0;
+
+/// The families in the order in which they are asked: the first that is complete and consistent counts.
+///
+/// A launcher that is usually started by another one comes before that one: torchrun and mpirun run within srun.
+pub(super) const FAMILIES: &[Family] = &[
+    Family { name: "uform launch", read: uform::read },
+    Family { name: "torchrun", read: torchrun::read },
+    Family { name: "Open MPI", read: openmpi::read },
+    Family { name: "PALS", read: pals::read },
+    Family { name: "MPICH", read: hydra::read },
+    Family { name: "MVAPICH", read: mvapich::read },
+    Family { name: "Flux", read: flux::read },
+    Family { name: "jsrun", read: lsf::read },
+    Family { name: "srun", read: slurm::read },
+    Family { name: "PMI", read: pmi::read },
+    Family { name: "PMIx", read: pmi::read_pmix },
+    Family { name: "Kubernetes", read: kubernetes::read },
+    Family { name: "Horovod", read: seen::read_horovod },
+    Family { name: "PBS", read: seen::read_pbs },
+];
 
 /// An index must be below its count, and a count within the limit.
-fn check_pair(index: &Sourced<usize>, count: &Sourced<usize>) -> Result<()> {
+pub(super) fn check_pair(index: &Sourced<usize>, count: &Sourced<usize>) -> Result<()> {
     if count.value == 0 || count.value > COUNT_LIMIT {
         let reason = format!("must be 1 to {COUNT_LIMIT}");
         return Err(Error::invalid(count.origin.clone(), count.value, "environment", reason));
     }
-    if index.value >= count.value {
-        return Err(Error::Invalid {
-            argument: index.origin.clone(),
-            value: index.value.to_string(),
-            origin: "environment".into(),
-            reason: format!("must be below {}", count.origin),
-            contradiction: Some(Contradiction {
-                value: count.value.to_string(),
-                origin: count.origin.clone(),
-            }),
-        });
+    check_below(index, count)
+}
+
+fn check_below(index: &Sourced<usize>, count: &Sourced<usize>) -> Result<()> {
+    if index.value < count.value {
+        return Ok(());
     }
-    Ok(())
+    Err(contradicted(index, count, format!("must be below {}", count.origin)))
 }
 
 /// A host cannot have more processes than the run.
-fn check_local(local: &Sourced<usize>, count: &Sourced<usize>) -> Result<()> {
-    if local.value > count.value {
-        return Err(Error::Invalid {
-            argument: local.origin.clone(),
-            value: local.value.to_string(),
-            origin: "environment".into(),
-            reason: format!("must be at most {}", count.origin),
-            contradiction: Some(Contradiction {
-                value: count.value.to_string(),
-                origin: count.origin.clone(),
-            }),
-        });
+pub(super) fn check_at_most(local: &Sourced<usize>, count: &Sourced<usize>) -> Result<()> {
+    if local.value <= count.value {
+        return Ok(());
     }
-    Ok(())
+    Err(contradicted(local, count, format!("must be at most {}", count.origin)))
+}
+
+/// Two variables of one launcher that mean the same must be equal.
+pub(super) fn check_equal(one: &Sourced<usize>, other: &Sourced<usize>) -> Result<()> {
+    if one.value == other.value {
+        return Ok(());
+    }
+    let reason = format!("must be what {} is: unset what another launcher left", other.origin);
+    Err(contradicted(one, other, reason))
+}
+
+/// The error of a value that another source contradicts.
+pub(super) fn contradicted(one: &Sourced<usize>, other: &Sourced<usize>, reason: String) -> Error {
+    Error::Invalid {
+        argument: one.origin.clone(),
+        value: one.value.to_string(),
+        origin: "environment".into(),
+        reason,
+        contradiction: Some(Contradiction { value: other.value.to_string(), origin: other.origin.clone() }),
+    }
 }

@@ -1,21 +1,26 @@
-//! Tables of variables and what they mean.
+//! Tables of variables and what they mean; recorded environments are in `tests/fixtures/environments`.
 
 use super::*;
 
-fn facts() -> HostFacts {
-    HostFacts { uid: 7, runtime_folder: None, temporary_folder: "/tmp".into() }
+mod recorded;
+
+fn facts() -> OwnFacts {
+    let process = |pid, name: &str| OwnProcess { pid, name: name.into(), start_ticks: u64::from(pid) * 10 };
+    OwnFacts {
+        uid: 7,
+        runtime_folder: None,
+        temporary_folder: "/tmp".into(),
+        host_name: "node1".into(),
+        processes: vec![process(4000, "python"), process(3900, "bash"), process(1, "init")],
+        sees_launchers: true,
+    }
 }
 
-/// Resolves `NAME=value` words.
+/// Resolves `NAME=value` words; `~` stands for a space.
 fn find(options: &MeshOptions, variables: &str) -> Result<Launch> {
-    let variables = variables.split_whitespace().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
-    let look = |name: &str| {
-        variables
-            .iter()
-            .find(|(other, _)| *other == name)
-            .map(|(_, value)| OsString::from(value.replace('~', " ")))
-    };
-    resolve(options, &look, &facts())
+    let words = variables.split_whitespace().filter_map(|word| word.split_once('='));
+    let variables = words.map(|(name, value)| (name, value.replace('~', " "))).collect::<Variables>();
+    resolve(options, &variables, &facts())
 }
 
 fn refused(options: &MeshOptions, variables: &str) -> String {
@@ -59,11 +64,11 @@ fn launchers_are_told_apart() {
         ("SLURM_JOB_ID=5 SLURM_NTASKS=4 SLURM_PROCID=0", "none", 0, 1, "default", false, None),
         (
             "SLURM_JOB_ID=5 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_NTASKS=1 PMIX_RANK=0",
-            "none",
+            "srun",
             0,
             1,
-            "default",
-            false,
+            "slurm-5.0-restart-0",
+            true,
             None,
         ),
         (
@@ -76,7 +81,15 @@ fn launchers_are_told_apart() {
             None,
         ),
         ("SLURM_STEP_ID=-5 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0", "none", 0, 1, "default", false, None),
-        ("OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 PMIX_RANK=0", "none", 0, 1, "default", false, None),
+        (
+            "OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 PMIX_RANK=0",
+            "Open MPI",
+            0,
+            1,
+            "default",
+            false,
+            None,
+        ),
     ];
     for (variables, launcher, index, count, job, unique, directory) in table {
         let found = find(&MeshOptions::default(), variables).expect(variables);
@@ -102,7 +115,7 @@ fn each_value_has_its_source() {
     assert_eq!(found.timeout_seconds, 2.5);
     let options = MeshOptions { timeout_seconds: 9.0, ..MeshOptions::default() };
     assert_eq!(find(&options, "UFORM_TIMEOUT=2.5").expect("complete").timeout_seconds, 9.0);
-    let runtime = HostFacts { runtime_folder: Some("/run/user/7".into()), ..facts() };
+    let runtime = OwnFacts { runtime_folder: Some("/run/user/7".into()), ..facts() };
     assert_eq!(runtime.private_folder(), PathBuf::from("/run/user/7/uform"));
 }
 
@@ -146,7 +159,37 @@ fn wrong_variables_are_named() {
             "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=a",
             "TORCHELASTIC_RESTART_COUNT = a",
         ),
-        ("OMPI_COMM_WORLD_SIZE=abc", "OMPI_COMM_WORLD_SIZE = abc"),
+        ("OMPI_COMM_WORLD_SIZE=abc OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE = abc"),
+        ("OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK = (not set)"),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_WORLD_SIZE=4", "OMPI_WORLD_SIZE = 4"),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=3",
+            "OMPI_COMM_WORLD_LOCAL_SIZE = 3",
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=2",
+            "OMPI_COMM_WORLD_LOCAL_RANK = 2",
+        ),
+        ("PALS_RANKID=0", "PALS_SIZE = (not set)"),
+        ("PALS_SIZE=2", "PALS_RANKID = (not set)"),
+        ("MPI_LOCALRANKID=0 PMI_RANK=0", "PMI_SIZE = (not set)"),
+        ("MPI_LOCALNRANKS=2", "PMI_RANK = (not set)"),
+        ("MV2_COMM_WORLD_SIZE=2", "MV2_COMM_WORLD_RANK = (not set)"),
+        ("MVP_COMM_WORLD_RANK=2 MVP_COMM_WORLD_SIZE=2", "MVP_COMM_WORLD_RANK = 2"),
+        ("FLUX_JOB_SIZE=2", "FLUX_TASK_RANK = (not set)"),
+        ("JSM_NAMESPACE_SIZE=2", "JSM_NAMESPACE_RANK = (not set)"),
+        ("PMI_RANK=0", "PMI_SIZE = (not set)"),
+        ("PMI_SIZE=0 PMI_RANK=0", "PMI_SIZE = 0"),
+        ("PMIX_RANK=0 PMIX_NAMESPACE=x", "UFORM_COUNT = (not set)"),
+        ("PMIX_RANK=3 UFORM_COUNT=3", "PMIX_RANK = 3"),
+        ("JOB_COMPLETION_INDEX=1 KUBERNETES_SERVICE_HOST=10.0.0.1", "UFORM_COUNT = (not set)"),
+        ("JOB_COMPLETION_INDEX=5 UFORM_COUNT=5", "JOB_COMPLETION_INDEX = 5"),
+        ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID = (not set)"),
+        ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=4", "SLURM_PROCID = 4"),
+        (
+            "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_STEP_TASKS_PER_NODE=x",
+            "SLURM_STEP_TASKS_PER_NODE = x",
+        ),
     ];
     for (variables, expected) in table {
         let error = find(&MeshOptions::default(), variables).expect_err(variables);
@@ -158,8 +201,9 @@ fn wrong_variables_are_named() {
 #[test]
 fn a_variable_that_is_not_utf8_is_named() {
     use std::os::unix::ffi::OsStringExt;
-    let look = |name: &str| (name == "UFORM_INDEX").then(|| OsString::from_vec(vec![0xff, b'1']));
-    let error = resolve(&MeshOptions::default(), &look, &facts()).expect_err("not UTF-8");
+    let variables =
+        [("UFORM_INDEX", std::ffi::OsString::from_vec(vec![0xff, b'1']))].into_iter().collect::<Variables>();
+    let error = resolve(&MeshOptions::default(), &variables, &facts()).expect_err("not UTF-8");
     assert!(error.to_string().contains("UFORM_INDEX") && error.to_string().contains("not UTF-8"), "{error}");
 }
 
@@ -229,29 +273,69 @@ fn several_hosts_need_a_directory() {
 
 #[test]
 fn an_unread_launcher_is_not_taken_for_nobody() {
-    let table = [
-        ("OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0", "Open MPI"),
-        ("PMI_SIZE=2 PMI_RANK=1", "PMI_SIZE=2"),
-        ("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=2", "srun"),
-        ("SLURM_STEPID=3 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=2", "srun"),
-        ("MV2_COMM_WORLD_SIZE=2", "MVAPICH2"),
-        ("FLUX_JOB_SIZE=2", "Flux"),
-        ("PMIX_RANK=0 PMIX_NAMESPACE=x", "PMIx"),
-    ];
-    for (variables, expected) in table {
-        let error = find(&MeshOptions::default(), variables).expect_err(variables);
-        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-        let text = error.to_string();
+    let error = find(&MeshOptions::default(), "HOROVOD_SIZE=2 HOROVOD_RANK=1").expect_err("unread");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("HOROVOD_SIZE=2") && text.contains("UFORM_INDEX") && text.contains("directory"),
+        "{text}"
+    );
+    // The ways out that the error names, and another launcher.
+    let options = MeshOptions { directory: Some("/d".into()), ..explicit(0, 4) };
+    assert_eq!(find(&options, "HOROVOD_SIZE=2").expect("explicit").count.value, 4);
+    for launcher in [OURS, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 UFORM_DIRECTORY=/d "] {
+        let found = find(&MeshOptions::default(), &format!("{launcher}HOROVOD_SIZE=2")).expect(launcher);
+        assert_eq!(found.count.value, 4);
+        assert!(found.others.iter().any(|seen| seen.launcher == "Horovod"), "{:?}", found.others);
+    }
+    let found = find(&MeshOptions::default(), "HOROVOD_SIZE=1").expect("one process");
+    assert_eq!((found.launcher.as_str(), found.others.len()), ("none", 1));
+}
+
+/// Variables of Open MPI and of a Slurm step, for a run of `count` processes.
+fn open_mpi(index: usize, count: usize) -> String {
+    format!("OMPI_COMM_WORLD_RANK={index} OMPI_COMM_WORLD_SIZE={count} UFORM_DIRECTORY=/d ")
+}
+
+#[test]
+fn what_is_broken_gives_way_to_what_is_complete() {
+    for broken in ["RANK=0", "RANK=0 WORLD_SIZE=x", "PALS_RANKID=1", "MPI_LOCALRANKID=0", "PMI_RANK=7"] {
+        let found = find(&MeshOptions::default(), &format!("{}{broken}", open_mpi(1, 4))).expect(broken);
+        assert_eq!((found.launcher.as_str(), found.index.value), ("Open MPI", 1), "{broken}");
         assert!(
-            text.contains(expected) && text.contains("UFORM_INDEX") && text.contains("directory"),
+            found.others.iter().any(|seen| seen.reason.contains("is invalid")),
+            "{broken}: {:?}",
+            found.others
+        );
+    }
+    // A person's own variables do not give way.
+    assert!(
+        refused(&MeshOptions::default(), &format!("{}UFORM_INDEX=0", open_mpi(1, 4)))
+            .starts_with("UFORM_COUNT")
+    );
+}
+
+#[test]
+fn our_variables_and_another_launchers() {
+    let alone = "UFORM_INDEX=0 UFORM_COUNT=1 ";
+    // By hand: a contradiction, unless the run has a name of its own.
+    let text = refused(&MeshOptions::default(), &format!("{alone}{}", open_mpi(1, 4)));
+    assert!(text.starts_with("UFORM_COUNT = 1") && text.ends_with("OMPI_COMM_WORLD_SIZE says 4"), "{text}");
+    let found = find(&MeshOptions::default(), &format!("{alone}UFORM_JOB=inner {}", open_mpi(1, 4)));
+    assert_eq!(found.expect("named").count.value, 1);
+    // `uform launch` started by a step: it is the inner one. Processes are 4000, 3900 and 1.
+    let step = "SLURM_JOB_ID=5 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 ";
+    let launched = "UFORM_INDEX=1 UFORM_COUNT=2 UFORM_LOCAL_INDEX=1 UFORM_LOCAL_COUNT=2 UFORM_JOB=x ";
+    let inner = format!("{launched}UFORM_LAUNCHER_PID=3900 {step}SLURM_TASK_PID=3900");
+    assert_eq!(find(&MeshOptions::default(), &inner).expect("inner").launcher, "uform launch");
+    // srun started by `uform launch`: taking either would be a guess.
+    for launcher in [1, 555] {
+        let outer = format!("{launched}UFORM_LAUNCHER_PID={launcher} {step}SLURM_TASK_PID=3900");
+        let text = refused(&MeshOptions::default(), &outer);
+        assert!(
+            text.starts_with("UFORM_COUNT = 2") && text.ends_with("SLURM_STEP_NUM_TASKS says 1"),
             "{text}"
         );
-        // The ways out that the error names.
-        let options = MeshOptions { directory: Some("/d".into()), ..explicit(0, 4) };
-        assert_eq!(find(&options, variables).expect("explicit").count.value, 4);
-        let found = find(&MeshOptions::default(), &format!("{OURS}{variables}")).expect("ours");
-        assert_eq!(found.count.value, 4);
-        assert!(!found.notes.is_empty() || variables.contains("PMIX"), "{variables}");
     }
 }
 
@@ -259,7 +343,7 @@ fn an_unread_launcher_is_not_taken_for_nobody() {
 fn incomplete_variables_are_ignored_beside_explicit_numbers() {
     let options = MeshOptions { directory: Some("/d".into()), ..explicit(0, 2) };
     let found = find(&options, "RANK=0 WORLD_SIZE=9").expect("explicit");
-    assert!(found.notes.iter().any(|note| note.contains("LOCAL_RANK")), "{:?}", found.notes);
+    assert!(found.others.iter().any(|seen| seen.reason.contains("LOCAL_RANK")), "{:?}", found.others);
     let found = find(&MeshOptions::default(), "SLURM_JOB_ID=1").expect("one process");
-    assert!(found.notes.iter().any(|note| note.contains("srun")), "{:?}", found.notes);
+    assert!(found.others.iter().any(|seen| seen.reason.contains("srun")), "{:?}", found.others);
 }

@@ -224,6 +224,14 @@ fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
         Some(options) => environment::read(options),
         None => environment::read(&MeshOptions::default()),
     }?;
+    for seen in &launch.others {
+        tracing::info!(
+            index = launch.index.value,
+            "{} was seen and not taken: {}",
+            seen.launcher,
+            seen.reason
+        );
+    }
     for note in &launch.notes {
         tracing::info!(index = launch.index.value, "{note}");
     }

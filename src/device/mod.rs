@@ -83,10 +83,11 @@ pub fn gpu_devices() -> Vec<GpuDevice> {
 
 /// What the library was built with: CPU classes in the order of their numbers, then GPU runtimes and engines.
 ///
-/// A CPU class without kernels of its own runs those of the widest class below it.
+/// A CPU class is named only if the build has kernels of its own for it. A machine of another class, such as
+/// `INTEL_GRANITE`, is dispatched as the best of those that it can run.
 #[must_use]
 pub fn capabilities_compiled() -> String {
-    words(&cpu::compiled(), absent::engines_compiled())
+    words(cpu::compiled(), absent::engines_compiled())
 }
 
 /// What of it this machine can use, in the same order.

@@ -4,4 +4,4 @@ pub mod optimizer;
 pub mod reduce;
 mod table;
 
-pub use table::Table;
+pub use table::{COMPILED, Table};

@@ -6,6 +6,9 @@ use crate::vocabulary::{CpuClass, Dtype, ReduceOp};
 
 use super::reduce;
 
+/// The classes that this build has kernels of their own for, in the order of their numbers.
+pub const COMPILED: &[CpuClass] = &[CpuClass::Serial];
+
 /// The kernels of one CPU class.
 ///
 /// All classes give the same bits. A table is always safe to call: one for a class that this processor cannot run has the

@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python toolchain
+	test-rust test-python toolchain launchers
 
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
@@ -29,7 +29,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -44,6 +44,17 @@ clean:
 toolchain:
 	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
 		{ echo "rustfmt and clippy are missing: run 'rustup component add rustfmt clippy'" >&2; exit 1; }
+
+# The tests that run under a real mpirun are skipped where these are missing, unless UFORM_REQUIRE names them.
+launchers:
+	@if ! command -v mpirun.openmpi >/dev/null || ! command -v mpiexec.hydra >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq \
+				--no-install-recommends openmpi-bin mpich >/dev/null; \
+		else \
+			echo "no tests under mpirun: they need openmpi-bin and mpich (Debian: apt-get install openmpi-bin mpich)"; \
+		fi; \
+	fi
 
 # --- Rust ---------------------------------------------------------------------------------------------------------
 

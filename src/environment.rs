@@ -10,6 +10,7 @@ mod job;
 mod kubernetes;
 mod launcher;
 mod lsf;
+mod machine;
 mod mvapich;
 mod openmpi;
 mod own;
@@ -27,6 +28,7 @@ use crate::error::{Contradiction, Error, Result};
 use launcher::{FAMILIES, Family, Launcher, OURS, Reply, Scene, contradicted};
 use reading::Reading;
 
+pub use machine::{MACHINE_VARIABLE, Visibility, machine_folder};
 pub use own::{OwnFacts, OwnProcess};
 pub use reading::Variables;
 

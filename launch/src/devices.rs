@@ -35,7 +35,7 @@ pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
         quota: device::quota_cores(),
         memory_allowance: sys::cgroup::memory_allowance(),
         compiled: device::capabilities_compiled(),
-        available: device::capabilities_available(),
+        available: device::capabilities_available()?,
     };
     crate::print(&if options.json { found.as_json() } else { found.as_text() })?;
     Ok(0)

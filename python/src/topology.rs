@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::error::to_python;
 use crate::structseq;
 
 /// Who is in a run and what is near what; str() gives a tree for people.
@@ -34,7 +35,7 @@ impl Topology {
 #[pyfunction]
 #[pyo3(signature = ())]
 pub(crate) fn gpu_devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
-    let devices = uform::device::gpu_devices();
+    let devices = uform::device::gpu_devices().map_err(|error| to_python(py, &error))?;
     let devices =
         devices.iter().map(|device| structseq::gpu_device(py, device)).collect::<PyResult<Vec<_>>>()?;
     PyTuple::new(py, devices)
@@ -50,6 +51,6 @@ pub(crate) fn capabilities_compiled() -> String {
 /// What of it this machine has, words in a fixed order, with a version after a dash where one is known.
 #[pyfunction]
 #[pyo3(signature = ())]
-pub(crate) fn capabilities_available() -> String {
-    uform::device::capabilities_available()
+pub(crate) fn capabilities_available(py: Python<'_>) -> PyResult<String> {
+    uform::device::capabilities_available().map_err(|error| to_python(py, &error))
 }

@@ -2,83 +2,180 @@
 //!
 //! Nothing here initialises a GPU runtime, so that a process may fork afterwards.
 
+mod amd;
 mod cpu;
+mod machine;
+mod nvidia;
+mod visibility;
 
 use std::path::Path;
 
 use crate::environment::Launch;
 use crate::error::Result;
-use crate::sys::{absent, affinity, cgroup, host, process};
-use crate::topology::{GpuDevice, Introduction, MemoryDomain, Process, Survey};
+use crate::sys::{engine, process};
+use crate::topology::{GpuDevice, Introduction, Process, Survey};
 use crate::vocabulary::CpuClass;
+use machine::Machine;
 
 pub use cpu::{classes, cpu_class};
+
+/// What one process sees of its machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// The machine, as every process on it sees it.
+    pub survey: Survey,
+    /// The cores that this thread may run on, ascending.
+    pub cores: Vec<u32>,
+    /// The whole cores' worth of time that this process's control groups allow, at least 1; `None` without a quota.
+    pub quota_cores: Option<u32>,
+    /// The GPUs that this process may use; an ordinal is a position here.
+    pub gpus: Vec<GpuDevice>,
+    /// What is there and cannot be used, and what variables contradict each other, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Looks at the machine: the real one, or the recorded one that `UFORM_MACHINE` names.
+///
+/// # Errors
+/// `Io` if `/proc` is not mounted; for a recorded machine `Invalid`, `Corrupt` or `Io`, naming the file.
+pub fn view() -> Result<View> {
+    view_of(&Machine::open()?)
+}
+
+/// Looks at the machine that is recorded in this folder, whatever `UFORM_MACHINE` says.
+///
+/// # Errors
+/// `Invalid`, `Corrupt` or `Io`, naming the file.
+pub fn recorded(folder: &Path) -> Result<View> {
+    view_of(&Machine::recorded(folder)?)
+}
+
+fn view_of(machine: &Machine) -> Result<View> {
+    let cores = machine.cores()?;
+    let gpus = Gpus::of(machine);
+    Ok(View {
+        survey: Survey {
+            host_name: machine.host_name(),
+            boot_id: machine.boot_id()?,
+            memory_domains: machine.memory_domains(&cores)?,
+            cores,
+            cpu_classes: cpu_classes(machine),
+            gpus: gpus.all,
+        },
+        cores: machine.usable_cores()?,
+        quota_cores: machine.quota_cores(),
+        gpus: gpus.visible,
+        notes: gpus.notes,
+    })
+}
 
 /// The machine, as every process on it sees it.
 ///
 /// # Errors
-/// `Io` if `/proc` is not mounted.
+/// As [`view`].
 pub fn survey() -> Result<Survey> {
-    let root = Path::new(host::ROOT);
-    let cores = host::cores(root)?;
-    let memory_domains = host::memory_domains(root, &cores)?.into_iter().map(|domain| MemoryDomain {
-        ordinal: domain.ordinal,
-        cores: domain.cores,
-        memory_bytes: domain.memory_bytes,
-    });
-    Ok(Survey {
-        host_name: process::host_name(),
-        boot_id: process::boot_id()?,
-        memory_domains: memory_domains.collect(),
-        cores,
-        cpu_classes: cpu::available(),
-        gpus: gpu_devices(),
-    })
+    view().map(|view| view.survey)
 }
 
 /// What this process says of itself to the others; `socket` is where it listens, empty for nowhere.
 ///
 /// # Errors
-/// `Io` if `/proc` is not mounted.
+/// As [`view`].
 pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
-    let survey = survey()?;
+    let view = view()?;
+    for note in &view.notes {
+        tracing::warn!(index = launch.index.value, "{note}");
+    }
     let pid = process::pid();
     Ok(Introduction {
         process: Process {
-            host_name: survey.host_name.clone(),
-            boot_id: survey.boot_id.clone(),
+            host_name: view.survey.host_name.clone(),
+            boot_id: view.survey.boot_id.clone(),
             pid,
             start_ticks: process::start_ticks(pid).unwrap_or(0),
             command: process::command(),
         },
-        cores: usable_cores()?,
-        quota_cores: quota_cores(),
-        visible_gpus: gpu_devices().into_iter().map(|device| device.identity).collect(),
+        cores: view.cores,
+        quota_cores: view.quota_cores,
+        visible_gpus: view.gpus.into_iter().map(|device| device.identity).collect(),
         socket,
         launcher: launch.launcher.clone(),
         local_index: launch.local_index.as_ref().map(|local| local.value),
-        survey,
+        survey: view.survey,
     })
 }
 
 /// The cores that this thread's mask allows.
 ///
 /// # Errors
-/// `Io` if the system does not tell.
+/// `Io` if the system does not tell; as [`view`] for a recorded machine.
 pub fn usable_cores() -> Result<Vec<u32>> {
-    affinity::get_affinity()
+    Machine::open()?.usable_cores()
 }
 
 /// The whole cores' worth of time that this process's control groups allow, at least 1; `None` without a quota.
 #[must_use]
 pub fn quota_cores() -> Option<u32> {
-    cgroup::quota_cores(Path::new(host::ROOT))
+    Machine::open().ok()?.quota_cores()
 }
 
-/// The GPUs that this process may use; an ordinal is a position here. Empty: this version reads no GPU runtime.
-#[must_use]
-pub fn gpu_devices() -> Vec<GpuDevice> {
-    Vec::new()
+/// The GPUs that this process may use: NVIDIA's first, then AMD's. An ordinal is a position here.
+///
+/// No GPU is an empty list. No GPU runtime is started: a process may fork afterwards.
+///
+/// # Errors
+/// As [`view`] for a recorded machine; none on a real one.
+pub fn gpu_devices() -> Result<Vec<GpuDevice>> {
+    let gpus = Gpus::of(&Machine::open()?);
+    for note in &gpus.notes {
+        tracing::warn!("{note}");
+    }
+    Ok(gpus.visible)
+}
+
+/// The GPUs of a machine, and those that this process sees.
+struct Gpus {
+    all: Vec<GpuDevice>,
+    visible: Vec<GpuDevice>,
+    notes: Vec<String>,
+}
+
+impl Gpus {
+    fn of(machine: &Machine) -> Self {
+        let variables = machine.visibility();
+        let nvidia = nvidia::find(&machine.nvidia(), machine.root());
+        let amd = amd::find(machine.root());
+        let cuda = variables.cuda.as_deref();
+        let seats = visibility::cuda(&nvidia.cards, cuda, variables.cuda_order.as_deref());
+        let seen = seats.iter().filter_map(|(card, instance)| {
+            let position = nvidia.positions.get(*card)?.get(instance.unwrap_or(0))?;
+            nvidia.devices.get(*position)
+        });
+        let (rocr, hip) = (variables.rocr.as_deref(), variables.hip.as_deref());
+        let positions = visibility::hip(&amd.names, rocr, hip, cuda);
+        let seen = seen.chain(positions.iter().filter_map(|position| amd.devices.get(*position)));
+        let visible = seen.cloned().collect();
+        let mut notes = [nvidia.notes, amd.notes].concat();
+        if !amd.devices.is_empty() {
+            let set = [
+                ("ROCR_VISIBLE_DEVICES", rocr),
+                ("HIP_VISIBLE_DEVICES", hip),
+                ("CUDA_VISIBLE_DEVICES", cuda),
+            ];
+            let set =
+                set.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect::<Vec<_>>();
+            if set.len() > 1 {
+                let names = set.join(" and ");
+                notes.push(format!("{names} are all set: AMD's runtime numbers what the first leaves anew"));
+            }
+        }
+        Self { all: [nvidia.devices, amd.devices].concat(), visible, notes }
+    }
+}
+
+/// The classes that the machine can run, best last. Those of a recorded one do not depend on this build.
+fn cpu_classes(machine: &Machine) -> Vec<CpuClass> {
+    machine.processor().map_or_else(cpu::available, cpu::classes)
 }
 
 /// What the library was built with: CPU classes in the order of their numbers, then GPU runtimes and engines.
@@ -87,13 +184,49 @@ pub fn gpu_devices() -> Vec<GpuDevice> {
 /// `INTEL_GRANITE`, is dispatched as the best of those that it can run.
 #[must_use]
 pub fn capabilities_compiled() -> String {
-    words(cpu::compiled(), absent::engines_compiled())
+    let engines = engine::WORDS.into_iter().filter(|word| engine::is_compiled(word));
+    words(cpu::compiled(), engines.map(str::to_owned).collect())
 }
 
-/// What of it this machine can use, in the same order.
-#[must_use]
-pub fn capabilities_available() -> String {
-    words(&cpu::available(), absent::engines_available())
+/// What of it this machine has, in the same order, with versions where they are known: `nccl-2.27.5`.
+///
+/// # Errors
+/// As [`view`] for a recorded machine; none on a real one.
+pub fn capabilities_available() -> Result<String> {
+    let machine = Machine::open()?;
+    let mut found = match machine.engines() {
+        Some(engines) => engines.to_vec(),
+        None => engines_of_this_machine(),
+    };
+    let cuda = machine.nvidia().cuda_version;
+    if !cuda.is_empty() && (machine.is_recorded() || engine::has_cuda()) {
+        found.push(word("cuda", &cuda));
+    }
+    found.extend(engine::rocm(machine.root()).map(|version| word("rocm", &version)));
+    found.extend(engine::has_rccl(machine.root()).then(|| "rccl".to_owned()));
+    let base = |word: &str| word.split('-').next().unwrap_or_default().to_owned();
+    let ordered = engine::WORDS.into_iter().filter(|word| engine::is_compiled(word));
+    let engines = ordered.filter_map(|word| found.iter().find(|own| base(own) == word).cloned());
+    let mut classes = cpu_classes(&machine);
+    classes.retain(|class| cpu::compiled().contains(class));
+    Ok(words(&classes, engines.collect()))
+}
+
+fn engines_of_this_machine() -> Vec<String> {
+    let nccl = engine::is_compiled("nccl").then(engine::nccl_version).flatten();
+    let nccl = nccl.map(|code| word("nccl", &nccl_version(code)));
+    // MPI is linked, and not loaded: a build that has it runs nowhere without it.
+    nccl.into_iter().chain(engine::is_compiled("mpi").then(|| "mpi".to_owned())).collect()
+}
+
+/// NCCL's number as people write it: the hundreds of a version were tens up to 2.8.
+fn nccl_version(code: u32) -> String {
+    let unit = if code < 10_000 { 1_000 } else { 10_000 };
+    format!("{}.{}.{}", code / unit, code % unit / 100, code % 100)
+}
+
+fn word(name: &str, version: &str) -> String {
+    if version.is_empty() { name.to_owned() } else { format!("{name}-{version}") }
 }
 
 fn words(classes: &[CpuClass], engines: Vec<String>) -> String {
@@ -109,14 +242,21 @@ mod tests {
     #[test]
     fn capabilities_name_what_is_there_and_in_order() {
         let compiled = capabilities_compiled();
-        let available = capabilities_available();
+        let available = capabilities_available().expect("this machine can be looked at");
         assert!(compiled.starts_with("serial") && available.starts_with("serial"));
         let mut rest = compiled.split(' ');
-        // Each available word comes later in the compiled ones than the word before it.
+        // Each available word comes later in the compiled ones than the word before it; its version is of this machine.
+        let stem = |word: &str| word.split('-').next().unwrap_or_default().to_owned();
         assert!(
-            available.split(' ').all(|word| rest.any(|other| other == word)),
+            available.split(' ').all(|word| rest.any(|other| other == stem(word))),
             "{available} in {compiled}"
         );
+    }
+
+    #[test]
+    fn versions_join_their_words() {
+        assert_eq!(word("nccl", &nccl_version(23204)), "nccl-2.32.4");
+        assert_eq!((nccl_version(2708).as_str(), word("rocm", "").as_str()), ("2.7.8", "rocm"));
     }
 
     #[test]

@@ -70,10 +70,11 @@ impl Executor {
     /// `Invalid` for too many threads, for memory domains that do not exist or have no core here, and
     /// for a class that this machine cannot run; `Exhausted` if threads cannot be started.
     pub fn for_ram(options: &HostOptions) -> Result<Self> {
+        let view = device::view()?;
         let request = Request {
             threads: options.threads,
             memory_domains: options.memory_domains.clone(),
-            ..Request::alone(seeker()?, device::survey()?.memory_domains)
+            ..Request::alone(seeker(&view), view.survey.memory_domains)
         };
         let placement = Placement::derive(&request)?;
         Self::placed(placement, options.deferred_limit, options.cpu_class)
@@ -291,15 +292,15 @@ impl Drop for Inner {
 }
 
 /// This process, as one that shares its machine with nobody it knows of.
-fn seeker() -> Result<Seeker> {
-    Ok(Seeker {
+fn seeker(view: &device::View) -> Seeker {
+    Seeker {
         index: 0,
         name: format!("pid {}", process::pid()),
-        boot_id: process::boot_id()?,
-        cores: device::usable_cores()?,
-        quota_cores: device::quota_cores(),
-        visible_gpus: device::gpu_devices().into_iter().map(|gpu| gpu.identity).collect(),
-    })
+        boot_id: view.survey.boot_id.clone(),
+        cores: view.cores.clone(),
+        quota_cores: view.quota_cores,
+        visible_gpus: view.gpus.iter().map(|gpu| gpu.identity.clone()).collect(),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -6,18 +6,6 @@ use std::convert::Infallible;
 
 use crate::error::{Error, Result};
 
-/// The GPU runtimes and engines that were compiled in, in the fixed order of capability strings: none in this version.
-#[must_use]
-pub fn engines_compiled() -> Vec<String> {
-    Vec::new()
-}
-
-/// Those of them that this machine has, with versions: none in this version.
-#[must_use]
-pub fn engines_available() -> Vec<String> {
-    Vec::new()
-}
-
 /// Opens GPUs for an executor.
 ///
 /// # Errors

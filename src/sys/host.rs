@@ -65,7 +65,8 @@ pub fn memory_domains(root: &Path, cores: &[u32]) -> Result<Vec<Domain>> {
 }
 
 /// A list of the kernel's: `0-3,8,10-11`. `None` if it is anything else.
-fn parse_list(text: &str) -> Option<Vec<u32>> {
+#[must_use]
+pub fn parse_list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -8,6 +8,7 @@ mod json;
 mod machine;
 mod placement;
 mod plan;
+mod recorded;
 mod run;
 mod tree;
 mod words;
@@ -18,6 +19,10 @@ pub use domain::Domain;
 pub use machine::{Fabric, GpuDevice, GpuLink, MemoryDomain, Survey};
 pub use placement::{Placement, Request, Seeker, THREAD_LIMIT};
 pub use plan::{Group, Plan};
+pub use recorded::{
+    Damage, FabricHealth, FabricState, Mig, MigInstance, NvidiaAnswers, NvidiaDevice, NvidiaFabric,
+    NvidiaLink, RecordedMachine, variables_from_json,
+};
 pub use run::{Host, MeshDescription, RunGpu, Topology};
 pub use words::{counted, ranges, size};
 

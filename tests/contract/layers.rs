@@ -40,7 +40,13 @@ const TABLE: &[Row] = &[
     row(
         "device",
         2,
-        &["sys", "environment: Launch", "topology: GpuDevice Introduction MemoryDomain Process Survey"],
+        &[
+            "sys",
+            "environment: Launch MACHINE_VARIABLE Visibility machine_folder",
+            "topology: Damage Fabric FabricHealth FabricState GpuDevice GpuLink Introduction MemoryDomain Mig \
+             MigInstance NvidiaAnswers NvidiaDevice NvidiaFabric NvidiaLink Process RecordedMachine Survey \
+             variables_from_json",
+        ],
         &[],
     ),
     row("recorder", 2, &["sys"], &["serde", "serde_json"]),

@@ -90,8 +90,9 @@ pub unsafe extern "C" fn uform_capabilities_available(
     length: *mut usize,
 ) -> c_int {
     verb("uform_capabilities_available", || {
+        let available = uform::device::capabilities_available()?;
         // SAFETY: the caller keeps the promise of this function's contract until it returns.
-        unsafe { text::give(&uform::device::capabilities_available(), text, capacity, length) }
+        unsafe { text::give(&available, text, capacity, length) }
     })
 }
 

@@ -1,0 +1,79 @@
+//! Which GPU runtimes and engines this build can load, and which of them are on this machine.
+//!
+//! Nothing here starts a GPU runtime: a library is found by its name, and asked for nothing but its version.
+
+use std::ffi::c_int;
+use std::path::Path;
+
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+
+use super::kfd;
+
+/// The words for runtimes and engines, in the fixed order of capability strings.
+pub const WORDS: [&str; 5] = ["cuda", "rocm", "nccl", "rccl", "mpi"];
+
+/// Where packages put the libraries of ROCm.
+const ROCM_FOLDERS: [&str; 5] =
+    ["opt/rocm/lib", "opt/rocm/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib"];
+
+/// Whether this build has the code for a word.
+#[must_use]
+pub fn is_compiled(word: &str) -> bool {
+    match word {
+        "cuda" | "nccl" => cfg!(feature = "nccl"),
+        "rocm" | "rccl" => cfg!(feature = "rccl"),
+        "mpi" => cfg!(feature = "mpi"),
+        _ => false,
+    }
+}
+
+/// Whether the CUDA driver's library can be loaded. It is not started.
+#[must_use]
+pub fn has_cuda() -> bool {
+    load("libcuda.so.1").is_some()
+}
+
+/// NCCL's version as its number; `None` if the dynamic linker finds no NCCL.
+#[must_use]
+pub fn nccl_version() -> Option<u32> {
+    let library = load("libnccl.so.2")?;
+    // SAFETY: every NCCL since 2.3 exports this name with this signature. It reads a constant and starts nothing; the
+    // library lives until the call has returned.
+    let call =
+        unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0") }.ok()?;
+    let mut version: c_int = 0;
+    // SAFETY: the function writes one int, and `version` lives until it returns.
+    let result = unsafe { call(&raw mut version) };
+    (result == 0).then_some(())?;
+    u32::try_from(version).ok()
+}
+
+/// ROCm's version as a word's end, empty if it is not known; `None` if HIP's library is not where packages put it.
+#[must_use]
+pub fn rocm(root: &Path) -> Option<String> {
+    let version = kfd::rocm_version(root);
+    version.or_else(|| installed(root, "libamdhip64.so").then(String::new))
+}
+
+/// Whether RCCL is where packages put it.
+///
+/// It is not loaded: that would load HIP too.
+#[must_use]
+pub fn has_rccl(root: &Path) -> bool {
+    installed(root, "librccl.so")
+}
+
+/// Whether a folder of ROCm has this library in any version.
+fn installed(root: &Path, name: &str) -> bool {
+    let versions =
+        |entry: std::fs::DirEntry| entry.file_name().to_str().is_some_and(|own| own.starts_with(name));
+    ROCM_FOLDERS
+        .iter()
+        .any(|folder| std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten().any(versions))
+}
+
+fn load(name: &str) -> Option<Library> {
+    // SAFETY: loading runs the library's initialisation functions, which for these two register code and start
+    // nothing; no function is called before it was found.
+    unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.ok()
+}

@@ -294,7 +294,7 @@ fn multiprocessors(cores: u32, capability: (u32, u32)) -> u32 {
         (6, 0) | (7, _) | (8, 0) => 64,
         _ => return 0,
     };
-    if cores % each == 0 { cores / each } else { 0 }
+    if cores.is_multiple_of(each) { cores / each } else { 0 }
 }
 
 #[cfg(test)]

@@ -324,10 +324,8 @@ impl Device<'_> {
     pub fn pci_address(&self) -> Result<String> {
         let mut found = PciInfo::empty();
         // SAFETY: the signature is that of version 3, whose structure `PciInfo` is; `found` lives until it returns.
-        self.ask(
-            "nvmlDeviceGetPciInfo_v3",
-            self.table().pci.map(|call| unsafe { call(self.handle, &raw mut found) }),
-        )?;
+        let result = self.table().pci.map(|call| unsafe { call(self.handle, &raw mut found) });
+        self.ask("nvmlDeviceGetPciInfo_v3", result)?;
         Ok(found.address())
     }
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
 use uform::communicator::{Call, Communicator};
 use uform::rendezvous::RunKey;
-use uform::sys::kernel::Table;
 use uform::sys::{Deadline, Span, SpanMut, process};
 use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
@@ -77,15 +76,7 @@ fn join(folder: &Path, index: usize) -> Outcome<Arc<SharedCommunicator>> {
 }
 
 fn call(communicator: &SharedCommunicator, verb: Verb, output: SpanMut<'_>) -> Outcome<()> {
-    let call = Call {
-        verb,
-        dtype: Dtype::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        kernels: Table::SERIAL,
-        input: None,
-        output,
-    };
+    let call = Call::new(verb, Dtype::F32, ReduceOp::Sum, 0, None, output);
     Ok(communicator.run(call, &deadline())?)
 }
 

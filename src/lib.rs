@@ -32,11 +32,12 @@ pub mod topology;
 pub mod trainer;
 pub mod vocabulary;
 
+pub use communicator::{Progress, ProgressCallback};
 pub use environment::MeshOptions;
 pub use error::{Error, Result};
-pub use executor::{Executor, HostOptions};
-pub use mesh::{Arena, Mesh};
+pub use executor::{Deferred, Executor, HostOptions};
+pub use mesh::{Arena, DeferredMesh, Mesh};
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
 pub use topology::{GpuDevice, MeshDescription, Topology};
-pub use trainer::{Optimizer, Parameter, StepReport, Trainer};
+pub use trainer::{DeferredTrainer, Optimizer, Parameter, StepReport, Trainer};
 pub use vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp, Status, Verb};

@@ -4,7 +4,6 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyType};
 use uform::communicator::Call;
-use uform::sys::kernel::Table;
 use uform::sys::{Deadline, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -328,15 +327,7 @@ impl Mesh {
     #[pyo3(signature = (*, timeout_seconds=None), text_signature = "($self, *, timeout_seconds=0.0)")]
     fn barrier(&self, py: Python<'_>, timeout_seconds: Given<'_, '_>) -> PyResult<()> {
         within(py, timeout_seconds, |deadline| {
-            let call = Call {
-                verb: Verb::Barrier,
-                dtype: Dtype::U8,
-                op: ReduceOp::Sum,
-                root: 0,
-                kernels: Table::SERIAL,
-                input: None,
-                output: SpanMut::empty(),
-            };
+            let call = Call::new(Verb::Barrier, Dtype::U8, ReduceOp::Sum, 0, None, SpanMut::empty());
             self.inner.run(call, deadline)
         })
     }
@@ -479,7 +470,7 @@ impl<'a, 'py> Request<'a, 'py> {
         let (verb, dtype, output) = (self.verb, output.dtype(), output.span_mut());
         within(py, self.timeout_seconds, |deadline| {
             let input = input.as_ref().map(Buffer::span);
-            mesh.inner.run(Call { verb, dtype, op, root, kernels: Table::SERIAL, input, output }, deadline)
+            mesh.inner.run(Call::new(verb, dtype, op, root, input, output), deadline)
         })
     }
 

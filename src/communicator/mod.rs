@@ -2,15 +2,18 @@
 
 pub mod ccl;
 pub mod mpi;
+mod progress;
 mod reduce;
 pub mod shared;
 pub mod tcp;
 
 use std::sync::Arc;
 
+pub use progress::{Progress, ProgressCallback};
+
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::{Deadline, Span, SpanMut};
+use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// What one member asks of its group.
@@ -38,6 +41,35 @@ pub struct Call<'a> {
     pub input: Option<Span<'a>>,
     /// What this member gets.
     pub output: SpanMut<'a>,
+    /// Who is told how far the call has come; what moves payload advances it by the bytes of `output` that are there.
+    pub progress: Option<Progress<'a>>,
+}
+
+impl<'a> Call<'a> {
+    /// A call on elements of one Rust type, without reports of its progress.
+    #[must_use]
+    pub fn of<T: Element>(
+        verb: Verb,
+        op: ReduceOp,
+        root: usize,
+        input: Option<Span<'a>>,
+        output: SpanMut<'a>,
+    ) -> Self {
+        Self::new(verb, T::DTYPE, op, root, input, output)
+    }
+
+    /// A call without reports of its progress.
+    #[must_use]
+    pub fn new(
+        verb: Verb,
+        dtype: Dtype,
+        op: ReduceOp,
+        root: usize,
+        input: Option<Span<'a>>,
+        output: SpanMut<'a>,
+    ) -> Self {
+        Self { verb, dtype, op, root, kernels: Table::SERIAL, input, output, progress: None }
+    }
 }
 
 /// One group of members that call the same verbs in the same order.

@@ -5,9 +5,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::error::{Error, Missing, Result};
-use crate::sys::{Deadline, affinity};
+use crate::sys::{Deadline, affinity, clock};
 use crate::topology::Placement;
 use crate::vocabulary::CpuClass;
+
+use super::idle::Idle;
 
 /// What a caller asks of an executor of host threads; the default asks for this process's core budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,8 +27,11 @@ pub struct HostOptions {
 /// A pool whose threads can be waited for.
 pub(super) struct Pool {
     /// `None` once the threads were told to end.
-    pub(super) workers: Option<Arc<rayon::ThreadPool>>,
+    workers: Option<Arc<rayon::ThreadPool>>,
+    idle: Arc<Idle>,
     handles: Vec<JoinHandle<()>>,
+    /// The system's numbers of the threads, for their clocks.
+    numbers: Arc<Mutex<Vec<i32>>>,
 }
 
 impl Pool {
@@ -35,6 +40,8 @@ impl Pool {
         let handles = Arc::new(Mutex::new(Vec::with_capacity(placement.threads)));
         let started = Arc::clone(&handles);
         let cores = placement.cores.clone();
+        let numbers = Arc::new(Mutex::new(Vec::with_capacity(placement.threads)));
+        let known = Arc::clone(&numbers);
         let workers = rayon::ThreadPoolBuilder::new()
             .num_threads(placement.threads)
             .thread_name(|index| format!("uform-{index}"))
@@ -44,7 +51,9 @@ impl Pool {
                 if let Some(name) = thread.name() {
                     builder = builder.name(name.to_owned());
                 }
+                let known = Arc::clone(&known);
                 let handle = builder.spawn(move || {
+                    known.lock().unwrap_or_else(PoisonError::into_inner).push(clock::thread_number());
                     // A sandbox may forbid pinning; the thread then runs within the process's mask, which is right too.
                     if let Err(error) = affinity::pin_current_thread(&seat) {
                         tracing::debug!(%error, "a pool thread is not pinned");
@@ -62,13 +71,30 @@ impl Pool {
                 remedy: "ask for fewer threads, or raise `ulimit -u` or the pids cgroup".to_owned(),
             })?;
         let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Self { workers: Some(Arc::new(workers)), handles })
+        // The caller needs a core too.
+        let usable = affinity::get_affinity().map_or(0, |cores| cores.len());
+        let idle = Idle::new(placement.threads >= usable);
+        Ok(Self { workers: Some(Arc::new(workers)), idle, handles, numbers })
+    }
+
+    /// The threads, and where they look for work while they spin; `None` once they were told to end.
+    pub(super) fn parts(&self) -> Option<(Arc<rayon::ThreadPool>, Arc<Idle>)> {
+        self.workers.clone().map(|workers| (workers, Arc::clone(&self.idle)))
+    }
+
+    /// The CPU time of all threads that have started, in seconds.
+    pub(super) fn thread_seconds(&self) -> Option<f64> {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let times =
+            numbers.into_iter().map(|number| clock::thread_time(number).map(|time| time.as_secs_f64()));
+        times.sum()
     }
 
     /// Ends the threads and waits for them; after an error it may be called again.
     ///
     /// The caller makes sure that no call uses the pool: a thread ends only when its work is done.
     pub(super) fn end(&mut self, deadline: &Deadline<'_>) -> Result<()> {
+        self.idle.rest();
         self.workers = None;
         // Closed from one of its own threads: all end when that one's work returns, which is after this.
         let own = std::thread::current().id();

@@ -1,23 +1,32 @@
 //! Threads that run the work of one call at a time, and who holds them.
 //!
-//! A blocking call takes the executor by one atomic and runs on its caller's thread; pool threads join where the work
-//! is large enough to pay for them.
+//! A blocking call takes the executor and runs on its caller's thread; pool threads join where the work is large enough to
+//! pay for them. A deferred call runs on a pool thread. Calls that find the executor held stand in one line behind it, as
+//! far as there is room.
 
+mod deferred;
 mod host;
+mod idle;
+mod line;
 mod stream;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use deferred::{Deferred, DoneHook};
 pub use host::HostOptions;
 
 use crate::device;
-use crate::error::{Error, Missing, Result};
+use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::{Deadline, process};
+use crate::sys::{CHECK_INTERVAL, Deadline, process};
 use crate::topology::{Placement, Request, Seeker};
 use crate::vocabulary::{CpuClass, Mood};
+
+pub(crate) use line::Job;
+use line::{Line, Next, Seat};
 
 /// How long dropping the last handle waits for the threads to end.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
@@ -29,17 +38,14 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 pub struct Executor(Arc<Inner>);
 
 struct Inner {
-    /// `None` once closed.
+    line: Line,
+    /// `None` once closed; taken by close only, when nobody holds the executor.
     pool: Mutex<Option<host::Pool>>,
     placement: Placement,
     cpu_class: CpuClass,
     /// Of `cpu_class`.
     kernels: Table,
     deferred_limit: usize,
-    held: AtomicBool,
-    /// The call that holds it, for messages; written only by the holder.
-    holder: Mutex<&'static str>,
-    closed: AtomicBool,
     /// The process that made it: a forked child has none of its threads.
     pid: u32,
     mood: AtomicI32,
@@ -48,7 +54,20 @@ struct Inner {
 /// The right to use an executor, given back when dropped.
 pub struct Hold {
     executor: Executor,
-    workers: Option<Arc<rayon::ThreadPool>>,
+    /// The thread that is marked as inside of the call; 0 for none.
+    thread: usize,
+    /// Whether it still holds.
+    is_live: bool,
+}
+
+/// A call that has entered: it holds the executor, or stands in the line. Dropped, it leaves.
+#[must_use]
+pub(crate) struct Place {
+    executor: Executor,
+    thread: usize,
+    /// `None` for one that holds.
+    seat: Option<Arc<Seat>>,
+    is_live: bool,
 }
 
 impl std::fmt::Debug for Executor {
@@ -88,14 +107,12 @@ impl Executor {
         let cpu_class = device::cpu_class(cpu_class)?;
         let pool = host::Pool::open(&placement)?;
         Ok(Self(Arc::new(Inner {
+            line: Line::new(deferred_limit),
             pool: Mutex::new(Some(pool)),
             placement,
             cpu_class,
             kernels: Table::of(cpu_class),
             deferred_limit,
-            held: AtomicBool::new(false),
-            holder: Mutex::new("nobody"),
-            closed: AtomicBool::new(false),
             pid: process::pid(),
             mood: AtomicI32::new(Mood::Parked.number()),
         })))
@@ -136,7 +153,13 @@ impl Executor {
         self.0.cpu_class
     }
 
-    /// How many deferred calls may wait behind the one that holds it.
+    /// The kernels of that class.
+    #[must_use]
+    pub fn kernels(&self) -> Table {
+        self.0.kernels
+    }
+
+    /// How many calls may wait behind the one that holds it.
     #[must_use]
     pub fn deferred_limit(&self) -> usize {
         self.0.deferred_limit
@@ -151,52 +174,106 @@ impl Executor {
     /// Whether it is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.0.closed.load(Ordering::Acquire)
+        // A forked child must not touch a lock that a thread of its parent may have held.
+        process::pid() != self.0.pid || self.0.line.is_closed()
     }
 
-    /// Takes the executor for one call; `call` names it to those who find it held.
+    /// Takes the executor for one call at once; `call` names it to those who find it held.
     ///
     /// # Errors
     /// `Contended` naming the call that holds it; `Closed` after close, and in a forked child.
     pub fn hold(&self, call: &'static str) -> Result<Hold> {
-        self.check_open()?;
-        if self.0.held.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return Err(Error::Contended {
-                what: "the executor".to_owned(),
-                holder: (*lock(&self.0.holder)).to_owned(),
-                waited: Duration::ZERO,
-            });
-        }
-        *lock(&self.0.holder) = call;
-        let workers = lock(&self.0.pool).as_ref().and_then(|pool| pool.workers.clone());
-        let hold = Hold { executor: self.clone(), workers };
-        // A close that came between the two checks has taken the pool.
-        if hold.workers.is_none() { Err(self.closed_error()) } else { Ok(hold) }
+        self.check_process()?;
+        self.0.line.enter(call, false, true)?;
+        Ok(Hold::of(self.clone(), line::this_thread()))
     }
 
-    /// Waits for the call that holds it, then sets what idle threads do.
-    ///
-    /// In this version idle threads sleep in either mood; the mood is kept.
+    /// Takes the executor for one call, waiting in the line behind it if there is room.
     ///
     /// # Errors
-    /// `TimedOut` naming the call that still holds it; `Closed`.
+    /// `Contended` at once if the line is full, with `deferred_limit` 0 always, and from inside of a call on this executor:
+    /// from its progress callback, or from a signal's handler while it waits. `TimedOut` naming the call that holds it;
+    /// `Interrupted`; `Closed` after close, and in a forked child.
+    pub fn hold_within(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Hold> {
+        self.enter(call)?.wait(deadline)
+    }
+
+    /// Submits a call that runs on a thread of the pool, in its turn, and returns at once.
+    ///
+    /// A panic in `work` becomes an error of the call. What `work` owns is dropped on the thread that ran it.
+    ///
+    /// The error of the returned call is `Contended` if the executor is held and the line is full, and from inside of a call on
+    /// this executor; `Closed` after close, and in a forked child; else what `work` returned.
+    pub fn submit<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        work: impl FnOnce(&Hold) -> Result<T> + Send + 'static,
+    ) -> Deferred<T> {
+        if let Err(error) = self.check_process() {
+            return Deferred::failed(call, error);
+        }
+        let (deferred, job) = self.prepare(call, work);
+        match self.join(job) {
+            Ok(job) => self.start(job),
+            Err((job, error)) => job.refuse(error),
+        }
+        deferred
+    }
+
+    /// Waits for every call that was submitted before, then sets what idle threads do.
+    ///
+    /// Stands in the line whatever its limit. [`Mood::Parked`] threads sleep and use no CPU; [`Mood::Busy`] threads spin, so
+    /// that a deferred call or a parallel section starts within microseconds. A new call wakes either.
+    ///
+    /// # Errors
+    /// `TimedOut` naming the call that still holds it; `Interrupted`; `Contended` from inside of a call on it; `Closed`.
     pub fn drain(&self, mood: Mood, deadline: &Deadline<'_>) -> Result<()> {
-        let hold = self.hold_within("drain", deadline)?;
-        self.0.mood.store(mood.number(), Ordering::Relaxed);
+        self.check_process()?;
+        let seat = self.0.line.enter("drain", true, false)?;
+        let hold = Place::of(self, seat).wait(deadline)?;
+        self.0.line.wait_settled(deadline)?;
+        self.set_mood(mood);
         drop(hold);
         Ok(())
     }
 
-    /// Waits for the call that holds it and ends its threads. Closing twice is harmless.
+    /// Waits for every call that was submitted before, then closes: what leaving `with` does in Python.
     ///
     /// # Errors
-    /// `TimedOut` naming the call that still holds it; it is then closed for new calls all the same.
+    /// As [`Executor::drain`], but for `Closed`: closing twice is harmless.
+    pub fn finish(&self, deadline: &Deadline<'_>) -> Result<()> {
+        match self.drain(Mood::Parked, deadline) {
+            Err(error @ Error::Contended { .. }) => Err(error),
+            Ok(()) | Err(Error::Closed { .. }) => self.close(deadline),
+            Err(error) => {
+                // Closed for new calls all the same.
+                self.refuse_all();
+                Err(error)
+            }
+        }
+    }
+
+    /// Refuses new calls, ends those in the line with `Closed`, waits for the call that holds it, and ends the threads.
+    ///
+    /// - From another thread while a call runs: that call goes on to its end, within this deadline.
+    /// - Twice: harmless; the second one waits for the same end.
+    /// - From inside of a call on this executor: `Contended`, and it stays open.
+    /// - In a forked child: nothing happens. The child has none of the threads, and every call there is `Closed`.
+    ///
+    /// Drain first, or use [`Executor::finish`], to let the calls of the line run. A closed executor never opens again.
+    ///
+    /// # Errors
+    /// `TimedOut` naming the call that still holds it, and `Interrupted`; it is then closed for new calls all the same.
     pub fn close(&self, deadline: &Deadline<'_>) -> Result<()> {
         if process::pid() != self.0.pid {
             return Ok(());
         }
-        self.0.closed.store(true, Ordering::Release);
-        self.wait_until_free(deadline)?;
+        if self.0.line.is_inside() {
+            let (what, holder) = ("the executor".to_owned(), "the call that closes it".to_owned());
+            return Err(Error::Contended { what, holder, waited: Duration::ZERO });
+        }
+        self.refuse_all();
+        self.0.line.wait_free(deadline)?;
         // Taken out, so that nobody waits for this lock while threads end.
         let Some(mut pool) = lock(&self.0.pool).take() else { return Ok(()) };
         let ended = pool.end(deadline);
@@ -206,51 +283,189 @@ impl Executor {
         ended
     }
 
-    fn hold_within(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Hold> {
-        loop {
-            match self.hold(call) {
-                Err(Error::Contended { .. }) => self.wait_until_free(deadline)?,
-                other => return other,
+    /// The CPU time that the threads of its pool have used, in seconds; `None` once closed, or where the system does not tell.
+    #[must_use]
+    pub fn thread_seconds(&self) -> Option<f64> {
+        if process::pid() != self.0.pid {
+            return None;
+        }
+        lock(&self.0.pool).as_ref().and_then(host::Pool::thread_seconds)
+    }
+
+    /// Refuses a closed executor and one of a parent process.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.0.line.is_closed() { Err(line::closed()) } else { Ok(()) }
+    }
+
+    /// Whether the calling thread is inside of a call on this executor: entering, holding or running it.
+    pub(crate) fn is_inside(&self) -> bool {
+        process::pid() == self.0.pid && self.0.line.is_inside()
+    }
+
+    /// Takes the executor or a place in its line, without waiting.
+    pub(crate) fn enter(&self, call: &'static str) -> Result<Place> {
+        self.check_process()?;
+        let seat = self.0.line.enter(call, true, true)?;
+        Ok(Place::of(self, seat))
+    }
+
+    /// A deferred call and the job that ends it, for [`Executor::join`].
+    pub(crate) fn prepare<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        work: impl FnOnce(&Hold) -> Result<T> + Send + 'static,
+    ) -> (Deferred<T>, Job) {
+        Deferred::pair(call, self, work)
+    }
+
+    /// Refuses new calls and those in the line from now on, and waits for nothing.
+    pub(crate) fn shut(&self) {
+        if process::pid() == self.0.pid {
+            self.refuse_all();
+        }
+    }
+
+    /// Takes the executor for a job, which comes back to be started, or puts it in the line.
+    pub(crate) fn join(&self, job: Job) -> std::result::Result<Option<Job>, (Job, Error)> {
+        match self.check_process() {
+            Ok(()) => self.0.line.join(job),
+            Err(error) => Err((job, error)),
+        }
+    }
+
+    /// Starts a job that has taken the executor.
+    pub(crate) fn start(&self, job: Option<Job>) {
+        if let Some(job) = job {
+            self.run_on_pool(job);
+        }
+    }
+
+    fn run_on_pool(&self, job: Job) {
+        let hold = Hold::of(self.clone(), 0);
+        // The lock is given back first: without a pool the job runs here, and may take it.
+        let pool = lock(&self.0.pool).as_ref().and_then(host::Pool::parts);
+        match pool {
+            Some((workers, idle)) => idle.hand(&workers, hold, job),
+            // Cannot be: close takes the pool only when nobody holds the executor.
+            None => job.refuse(line::closed()),
+        }
+    }
+
+    fn set_mood(&self, mood: Mood) {
+        if self.0.mood.swap(mood.number(), Ordering::Relaxed) == mood.number() {
+            return;
+        }
+        if let Some((workers, idle)) = lock(&self.0.pool).as_ref().and_then(host::Pool::parts) {
+            match mood {
+                Mood::Busy => idle.spin(&workers),
+                Mood::Parked => idle.rest(),
             }
         }
     }
 
-    fn wait_until_free(&self, deadline: &Deadline<'_>) -> Result<()> {
-        let mut pause = Duration::from_micros(20);
-        while self.0.held.load(Ordering::Acquire) {
-            let holder = *lock(&self.0.holder);
-            deadline.check(&format!("waiting for {holder} to leave the executor"), Vec::<Missing>::new)?;
-            std::thread::sleep(pause.min(deadline.pause()));
-            pause = (pause * 2).min(Duration::from_millis(2));
+    fn refuse_all(&self) {
+        for job in self.0.line.close() {
+            job.refuse(line::closed());
         }
-        Ok(())
     }
 
-    fn check_open(&self) -> Result<()> {
-        if process::pid() != self.0.pid {
-            return Err(Error::Closed {
-                what: "the executor".to_owned(),
-                why: format!(
-                    "it was made before a fork, in process {}; make one in this process",
-                    self.0.pid
-                ),
-            });
+    fn check_process(&self) -> Result<()> {
+        if process::pid() == self.0.pid {
+            return Ok(());
         }
-        if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
+        let why = format!("it was made before a fork, in process {}; make one in this process", self.0.pid);
+        Err(Error::Closed { what: "the executor".to_owned(), why })
+    }
+}
+
+impl Place {
+    /// The place of the calling thread, which has just entered.
+    fn of(executor: &Executor, seat: Option<Arc<Seat>>) -> Self {
+        Self { executor: executor.clone(), thread: line::this_thread(), seat, is_live: true }
     }
 
-    fn closed_error(&self) -> Error {
-        Error::Closed { what: "the executor".to_owned(), why: "close was called; make another".to_owned() }
+    /// Waits until the executor is free for this call.
+    pub(crate) fn wait(mut self, deadline: &Deadline<'_>) -> Result<Hold> {
+        if let Some(seat) = &self.seat {
+            self.executor.0.line.wait(seat, deadline)?;
+        }
+        self.is_live = false;
+        Ok(Hold::of(self.executor.clone(), self.thread))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.is_live {
+            return;
+        }
+        let line = &self.executor.0.line;
+        if self.seat.as_ref().is_some_and(|seat| line.give_up(seat)) {
+            line.unmark(self.thread);
+        } else {
+            drop(Hold::of(self.executor.clone(), self.thread));
+        }
     }
 }
 
 impl Hold {
+    fn of(executor: Executor, thread: usize) -> Self {
+        Self { executor, thread, is_live: true }
+    }
+
+    /// The executor that is held.
+    #[must_use]
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
     /// Runs work on the pool and waits for it.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.workers {
-            Some(workers) => workers.install(work),
+        match self.section() {
+            Some(section) => section.workers.install(work),
             None => work(),
         }
+    }
+
+    /// Runs work on a thread of the pool while the caller waits, asking its deadline's interrupt check on its own thread.
+    ///
+    /// The work gets the same deadline, whose check says whether the caller's has asked for an end. A panic in it is raised
+    /// here. `None` cannot come: it stands for work that did not end.
+    pub(crate) fn attended<R: Send>(
+        &self,
+        deadline: &Deadline<'_>,
+        work: impl FnOnce(&Deadline<'_>) -> R + Send,
+    ) -> Option<R> {
+        let stop = AtomicBool::new(false);
+        let (end, ended) = (Mutex::new(None), Condvar::new());
+        let is_stopped = || stop.load(Ordering::Relaxed);
+        let run = || {
+            let thread = self.executor.0.line.mark();
+            let result = catch_unwind(AssertUnwindSafe(|| work(&deadline.interruptible(&is_stopped))));
+            self.executor.0.line.unmark(thread);
+            *lock(&end) = Some(result);
+            ended.notify_all();
+        };
+        match self.section() {
+            None => run(),
+            Some(section) => section.workers.in_place_scope(|scope| {
+                scope.spawn(|_| run());
+                loop {
+                    let result = lock(&end);
+                    let waited = ended.wait_timeout_while(result, CHECK_INTERVAL, |result| result.is_none());
+                    if waited.unwrap_or_else(PoisonError::into_inner).0.is_some() {
+                        break;
+                    }
+                    // Without the lock: the check may run any code.
+                    if deadline.check_interrupt("a call").is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }),
+        }
+        let result = end.into_inner().unwrap_or_else(PoisonError::into_inner)?;
+        Some(result.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     /// The class that kernels dispatch as.
@@ -264,13 +479,55 @@ impl Hold {
     pub fn kernels(&self) -> Table {
         self.executor.0.kernels
     }
+
+    /// Says that the calling thread runs the call.
+    fn mark(&mut self) {
+        self.thread = self.executor.0.line.mark();
+    }
+
+    /// The pool with all its threads, which spin again afterwards if that is their mood.
+    fn section(&self) -> Option<Section> {
+        let (workers, idle) = lock(&self.executor.0.pool).as_ref().and_then(host::Pool::parts)?;
+        let spins = self.executor.mood() == Mood::Busy;
+        if spins {
+            idle.rest();
+        }
+        Some(Section { workers, idle, spins })
+    }
+
+    /// Gives the executor up, with the end of the call still to be published; the deferred call that follows comes back.
+    fn leave_settling(mut self) -> Option<(Self, Job)> {
+        self.is_live = false;
+        match self.executor.0.line.leave(self.thread, true) {
+            Next::Deferred(job) => Some((Self::of(self.executor.clone(), 0), job)),
+            Next::Nobody | Next::Thread => None,
+        }
+    }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // The pool must be free before the executor is: close takes it as soon as nobody holds.
-        self.workers = None;
-        self.executor.0.held.store(false, Ordering::Release);
+        if self.is_live
+            && process::pid() == self.executor.0.pid
+            && let Next::Deferred(job) = self.executor.0.line.leave(self.thread, false)
+        {
+            self.executor.run_on_pool(job);
+        }
+    }
+}
+
+/// The pool during parallel work.
+struct Section {
+    workers: Arc<rayon::ThreadPool>,
+    idle: Arc<idle::Idle>,
+    spins: bool,
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        if self.spins {
+            self.idle.spin(&self.workers);
+        }
     }
 }
 
@@ -318,6 +575,11 @@ mod tests {
         Executor::for_ram(&HostOptions { threads: 2, ..HostOptions::default() }).expect("two threads")
     }
 
+    /// What another thread gets.
+    fn elsewhere<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| scope.spawn(call).join().expect("no panic"))
+    }
+
     #[test]
     fn one_call_at_a_time_and_the_holder_is_named() {
         let executor = executor();
@@ -345,8 +607,10 @@ mod tests {
     fn closing_waits_for_the_call_and_then_names_it() {
         let executor = executor();
         let hold = executor.hold("all_reduce").expect("free");
-        let error = executor.close(&Deadline::after(Duration::from_millis(20))).expect_err("held");
-        assert!(error.to_string().contains("all_reduce"), "{error}");
+        let error = executor.close(&Deadline::after(Duration::from_secs(60))).expect_err("waits for itself");
+        assert!(matches!(error, Error::Contended { .. }) && !executor.is_closed(), "{error}");
+        let error = elsewhere(|| executor.close(&Deadline::after(Duration::from_millis(20))));
+        assert!(error.expect_err("held").to_string().contains("all_reduce"));
         assert_eq!(hold.install(|| 7), 7);
         drop(hold);
         executor.close(&Deadline::after(Duration::from_secs(60))).expect("free");
@@ -382,15 +646,14 @@ mod tests {
     #[test]
     fn an_executor_may_be_dropped_on_its_own_thread() {
         let executor = executor();
-        let hold = executor.hold("a look").expect("free");
-        let workers = hold.workers.clone().expect("open");
-        drop(hold);
         let (sender, dropped) = std::sync::mpsc::channel();
-        workers.spawn(move || {
-            drop(executor);
-            sender.send(()).expect("the test waits");
+        let last = executor.clone();
+        let call = executor.submit("a look", move |_| {
+            drop(last);
+            Ok(())
         });
-        drop(workers);
+        call.on_done(Box::new(move || sender.send(()).expect("the test waits")));
+        drop(executor);
         dropped.recv_timeout(Duration::from_secs(60)).expect("it does not wait for itself");
     }
 
@@ -398,9 +661,8 @@ mod tests {
     fn drain_waits_for_the_call() {
         let executor = executor();
         let _hold = executor.hold("all_reduce").expect("free");
-        let error =
-            executor.drain(Mood::Busy, &Deadline::after(Duration::from_millis(20))).expect_err("held");
-        assert!(error.to_string().contains("all_reduce"), "{error}");
+        let error = elsewhere(|| executor.drain(Mood::Busy, &Deadline::after(Duration::from_millis(20))));
+        assert!(error.expect_err("held").to_string().contains("all_reduce"));
         assert_eq!(executor.mood(), Mood::Parked);
     }
 

@@ -3,6 +3,8 @@
 //! The only room that joins what decides (`topology`) with what acts (`sys`, through the rooms above it).
 
 mod arena;
+mod deferred;
+mod order;
 mod verbs;
 
 use std::sync::Arc;
@@ -10,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use arena::{ALIGNMENT, Arena};
+pub use deferred::DeferredMesh;
+pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
@@ -41,11 +45,17 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// # Ok::<(), uform::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Mesh(Arc<Inner>);
+pub struct Mesh {
+    inner: Arc<Inner>,
+    /// What the verbs of this handle run on.
+    executor: Executor,
+}
 
 struct Inner {
     index: usize,
     topology: Topology,
+    order: order::Order,
+    /// The executor of bootstrap.
     executor: Executor,
     /// Whether bootstrap made the executor, so that the mesh closes it.
     owns_executor: bool,
@@ -57,7 +67,13 @@ struct Inner {
 
 impl std::fmt::Debug for Mesh {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Mesh(index {} of {}, run {})", self.index(), self.count(), self.0.topology.run())
+        write!(
+            formatter,
+            "Mesh(index {} of {}, run {})",
+            self.index(),
+            self.count(),
+            self.inner.topology.run()
+        )
     }
 }
 
@@ -113,42 +129,48 @@ impl Mesh {
     /// The index of this process in the run.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.0.index
+        self.inner.index
     }
 
     /// How many processes the run has.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.topology.count()
+        self.inner.topology.count()
     }
 
-    /// The executor that runs this mesh's calls.
+    /// The executor that runs the calls of this handle.
     #[must_use]
     pub fn executor(&self) -> &Executor {
-        &self.0.executor
+        &self.executor
+    }
+
+    /// The same mesh, its verbs on that executor: the order of calls stays one, whatever they run on.
+    #[must_use]
+    pub fn on(&self, executor: &Executor) -> Self {
+        Self { inner: Arc::clone(&self.inner), executor: executor.clone() }
     }
 
     /// Who is in the run and what is near to what; its Display is a tree.
     #[must_use]
     pub fn topology(&self) -> &Topology {
-        &self.0.topology
+        &self.inner.topology
     }
 
     /// What this process may know of its place.
     #[must_use]
     pub fn describe(&self) -> MeshDescription {
-        self.0.topology.describe(self.0.index)
+        self.inner.topology.describe(self.inner.index)
     }
 
     /// The group of all members, for rooms above.
     pub(crate) fn communicator(&self) -> &Arc<dyn Communicator> {
-        &self.0.communicator
+        &self.inner.communicator
     }
 
     /// Whether the mesh is closed here.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.0.closed.load(Ordering::Acquire)
+        self.inner.closed.load(Ordering::Acquire)
     }
 
     /// Leaves the run: peers that call later get `Lost` saying that this member closed. Closing twice is harmless.
@@ -156,31 +178,45 @@ impl Mesh {
     /// # Errors
     /// `TimedOut` if a call on the mesh's own executor does not end within 5 seconds.
     pub fn close(&self) -> Result<()> {
-        self.0.close()
+        self.inner.close()
     }
 
     /// Refuses a closed mesh and one of a parent process.
     pub(crate) fn check_open(&self) -> Result<()> {
-        let what = format!("the mesh of index {}", self.0.index);
-        if process::pid() != self.0.pid {
-            let why =
-                format!("it was made before a fork, in process {}; bootstrap in this process", self.0.pid);
-            return Err(Error::Closed { what, why });
-        }
-        if self.is_closed() {
-            return Err(Error::Closed { what, why: "close was called; bootstrap another".to_owned() });
-        }
-        Ok(())
+        self.inner.check_open()
     }
 }
 
 impl Inner {
+    fn check_open(&self) -> Result<()> {
+        let closed = |why: String| Error::Closed { what: format!("the mesh of index {}", self.index), why };
+        if process::pid() != self.pid {
+            let pid = self.pid;
+            return Err(closed(format!(
+                "it was made before a fork, in process {pid}; bootstrap in this process"
+            )));
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(closed("close was called; bootstrap another".to_owned()));
+        }
+        Ok(())
+    }
+
     fn close(&self) -> Result<()> {
         if process::pid() != self.pid || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.communicator.close();
-        if self.owns_executor { self.executor.close(&Deadline::after(CLOSE_LIMIT)) } else { Ok(()) }
+        self.order.wake();
+        if !self.owns_executor {
+            return Ok(());
+        }
+        // The last call may hold the last handle: then its thread cannot wait for itself, and ends after it.
+        if self.executor.is_inside() {
+            self.executor.shut();
+            return Ok(());
+        }
+        self.executor.close(&Deadline::after(CLOSE_LIMIT))
     }
 }
 
@@ -312,7 +348,18 @@ fn connect(
     let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
     let communicator = phase("communicators", || join(proof, &topology, &plan, deadline))?;
     let (closed, pid) = (AtomicBool::new(false), process::pid());
-    Ok(Mesh(Arc::new(Inner { index, topology, executor, owns_executor, communicator, closed, pid })))
+    let order = order::Order::default();
+    let inner = Inner {
+        index,
+        topology,
+        order,
+        executor: executor.clone(),
+        owns_executor,
+        communicator,
+        closed,
+        pid,
+    };
+    Ok(Mesh { inner: Arc::new(inner), executor })
 }
 
 fn share_findings(
@@ -360,7 +407,7 @@ fn choose_executor(
 ) -> Result<(Executor, bool)> {
     if let Some(executor) = executor {
         // A closed one is refused here, not in the first verb.
-        drop(executor.hold("bootstrap")?);
+        executor.check_open()?;
         return Ok((executor.clone(), false));
     }
     let request = Request::of(topology, index)

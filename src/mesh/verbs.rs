@@ -1,12 +1,13 @@
 //! The verbs of a mesh: what is checked and held before the communicator moves a byte.
 
+use std::time::Duration;
+
 use crate::communicator::Call;
 use crate::error::{Error, Result};
-use crate::executor::Executor;
-use crate::mesh::{Arena, Mesh};
-use crate::sys::kernel::Table;
+use crate::executor::Hold;
+use crate::mesh::{Admission, Arena, Mesh};
 use crate::sys::{Deadline, Element, Span, SpanMut};
-use crate::vocabulary::{Dtype, ReduceOp, Verb};
+use crate::vocabulary::{ReduceOp, Verb};
 
 /// How long a verb may take where nobody says otherwise, in seconds.
 pub const VERB_TIMEOUT_SECONDS: f64 = 1800.0;
@@ -20,6 +21,11 @@ impl Mesh {
         Deadline::after_seconds(seconds, VERB_TIMEOUT_SECONDS, "timeout_seconds")
     }
 
+    /// The deadline of a verb that was given none.
+    pub(super) fn patience() -> Deadline<'static> {
+        Deadline::after(Duration::from_secs_f64(VERB_TIMEOUT_SECONDS))
+    }
+
     /// Runs one call; the typed verbs and the shims come through here.
     ///
     /// A call that is refused here takes no place in the order of calls, touches no payload, and is told to the peers:
@@ -28,24 +34,66 @@ impl Mesh {
     /// # Errors
     /// `Contended`, `Closed`, `Invalid` and `Unsupported` before anything moves; `Disagreed`, after which the mesh stays
     /// usable; `Lost`, `TimedOut` and `Interrupted`, after which only `close` is legal.
-    pub fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+    pub fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let verb = call.verb;
         self.refusing(verb, || {
             self.check_open()?;
-            check_verb(verb)?;
-            check_root(call.root, self.count())?;
-            let hold = self.executor().hold(verb.word())?;
-            call.kernels = hold.kernels();
-            // A group broadcasts in place: what the root gives goes to its output first.
-            if verb == Verb::Broadcast
-                && let Some(input) = call.input.take()
-            {
-                check_equal(input, &call.output)?;
-                if call.root == self.index() {
-                    call.output.copy_from(input)?;
-                }
+            self.check_call(&call)?;
+            let admission = self.admitted(verb, deadline)?;
+            self.carry(call, Some(admission.hold()), deadline)
+        })?
+    }
+
+    /// What can be said of a call without the group.
+    pub(super) fn check_call(&self, call: &Call<'_>) -> Result<()> {
+        check_verb(call.verb)?;
+        check_root(call.root, self.count())
+    }
+
+    /// Runs a call whose turn has come.
+    ///
+    /// With an executor, one whose progress is reported runs on its threads while the caller waits; without, the calling
+    /// thread is one of them. Inside of the success is what became of the reports.
+    pub(super) fn carry(
+        &self,
+        mut call: Call<'_>,
+        executor: Option<&Hold>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Result<()>> {
+        call.kernels = self.executor().kernels();
+        // A group broadcasts in place: what the root gives goes to its output first.
+        if call.verb == Verb::Broadcast
+            && let Some(input) = call.input.take()
+        {
+            check_equal(input, &call.output)?;
+            if call.root == self.index() {
+                call.output.copy_from(input)?;
             }
-            self.communicator().run(call, deadline)
+        }
+        let Some(progress) = call.progress.clone() else {
+            return self.communicator().run(call, deadline).map(Ok);
+        };
+        progress.start(call.output.byte_count() as u64);
+        let verb = call.verb;
+        let run = |deadline: &Deadline<'_>| {
+            self.communicator().run(call, deadline)?;
+            Ok(progress.finish())
+        };
+        match executor {
+            None => run(deadline),
+            Some(hold) => hold.attended(deadline, run).unwrap_or_else(|| {
+                let why = "its thread ended before it".to_owned();
+                Err(Error::Closed { what: verb.word().to_owned(), why })
+            }),
+        }
+    }
+
+    /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.
+    fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission> {
+        self.admit(verb.word(), deadline).inspect_err(|error| {
+            if matches!(error, Error::TimedOut { .. } | Error::Interrupted { .. }) {
+                self.refuse(verb, error);
+            }
         })
     }
 
@@ -57,7 +105,7 @@ impl Mesh {
     }
 
     /// Passes an error that came before the call began on to the peers, whose deadline then names it.
-    fn refusing<T>(&self, verb: Verb, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn refusing<T>(&self, verb: Verb, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();
         if let Err(error @ (Error::Contended { .. } | Error::Invalid { .. } | Error::Unsupported { .. })) =
             &result
@@ -116,19 +164,24 @@ impl Mesh {
     pub fn exchange(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         self.refusing(Verb::Exchange, || {
             self.check_open()?;
-            let _hold = self.executor().hold(Verb::Exchange.word())?;
-            let count = self.count();
-            let mut lengths = vec![0_u64; count];
-            self.gather(&[payload.len() as u64], &mut lengths, deadline)?;
-            let longest = lengths.iter().max().copied().unwrap_or(0);
-            let mut all = zeroed(longest, count)?;
-            let longest = longest as usize;
-            let mut padded = zeroed(longest as u64, 1)?;
-            padded[..payload.len()].copy_from_slice(payload);
-            self.gather(&padded, &mut all, deadline)?;
-            let parts = lengths.iter().enumerate();
-            Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
+            let _admission = self.admitted(Verb::Exchange, deadline)?;
+            self.exchange_here(payload, deadline)
         })
+    }
+
+    /// An exchange whose turn has come.
+    pub(super) fn exchange_here(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        let count = self.count();
+        let mut lengths = vec![0_u64; count];
+        self.gather(&[payload.len() as u64], &mut lengths, deadline)?;
+        let longest = lengths.iter().max().copied().unwrap_or(0);
+        let mut all = zeroed(longest, count)?;
+        let longest = longest as usize;
+        let mut padded = zeroed(longest as u64, 1)?;
+        padded[..payload.len()].copy_from_slice(payload);
+        self.gather(&padded, &mut all, deadline)?;
+        let parts = lengths.iter().enumerate();
+        Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
     }
 
     /// A mesh for the members of each color. Not in this version.
@@ -151,15 +204,6 @@ impl Mesh {
         ))
     }
 
-    /// The same mesh with its verbs on another executor. Not in this version.
-    ///
-    /// # Errors
-    /// `Unsupported` always.
-    pub fn on(&self, executor: &Executor) -> Result<Self> {
-        let what = format!("a mesh on {executor:?}");
-        Err(Error::unsupported(what, "not in this version; give the executor to bootstrap"))
-    }
-
     /// Shared memory of all members: `byte_count` bytes of this one, which may differ from the others'.
     ///
     /// # Errors
@@ -167,22 +211,19 @@ impl Mesh {
     pub fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
         self.refusing(Verb::Arena, || {
             self.check_open()?;
-            let _hold = self.executor().hold(Verb::Arena.word())?;
-            self.communicator().arena(byte_count, deadline).map(Arena::new)
+            let _admission = self.admitted(Verb::Arena, deadline)?;
+            self.arena_here(byte_count, deadline)
         })
+    }
+
+    /// The making of an arena whose turn has come.
+    pub(super) fn arena_here(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
+        self.communicator().arena(byte_count, deadline).map(Arena::new)
     }
 
     /// One gathering of a call that holds the executor already.
     fn gather<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
-        let call = Call {
-            verb: Verb::Exchange,
-            dtype: T::DTYPE,
-            op: ReduceOp::Sum,
-            root: 0,
-            kernels: Table::SERIAL,
-            input: Some(Span::of(own)),
-            output: SpanMut::of(all),
-        };
+        let call = Call::of::<T>(Verb::Exchange, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
         self.communicator().run(call, deadline)
     }
 
@@ -194,9 +235,8 @@ impl Mesh {
         input: Option<Span<'_>>,
         output: &mut [T],
     ) -> Result<()> {
-        let dtype: Dtype = T::DTYPE;
-        let call = Call { verb, dtype, op, root, kernels: Table::SERIAL, input, output: SpanMut::of(output) };
-        self.run(call, &Self::verb_deadline(0.0)?)
+        let call = Call::of::<T>(verb, op, root, input, SpanMut::of(output));
+        self.run(call, &Self::patience())
     }
 }
 

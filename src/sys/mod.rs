@@ -8,6 +8,7 @@ pub mod absent;
 pub mod affinity;
 pub mod cgroup;
 pub mod checksum;
+pub mod clock;
 pub mod cpu;
 mod deadline;
 pub mod disk;

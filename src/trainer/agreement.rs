@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::communicator::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
-use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
 
@@ -195,10 +194,7 @@ impl Members {
         output: SpanMut<'_>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        self.0.run(
-            Call { verb, dtype, op: ReduceOp::Sum, root: 0, kernels: Table::SERIAL, input, output },
-            deadline,
-        )
+        self.0.run(Call::new(verb, dtype, ReduceOp::Sum, 0, input, output), deadline)
     }
 }
 

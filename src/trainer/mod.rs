@@ -6,6 +6,7 @@
 
 mod agreement;
 mod bucket;
+mod deferred;
 #[cfg(test)]
 mod fake;
 mod optimizer;
@@ -20,8 +21,7 @@ use std::time::Duration;
 
 use crate::communicator::{Communicator, SharedArena};
 use crate::error::{Error, Result};
-use crate::executor::Hold;
-use crate::mesh::Mesh;
+use crate::mesh::{Admission, Mesh};
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, Verb};
 
@@ -29,6 +29,7 @@ use agreement::{Contribution, Entry, Members, pack, unpack};
 use bucket::{ALIGNMENT, Layout, Region, Shape};
 use optimizer::Buffer;
 
+pub use deferred::DeferredTrainer;
 pub use optimizer::Optimizer;
 pub use step::StepReport;
 
@@ -174,10 +175,10 @@ struct Progress {
     edited: Option<Arc<dyn SharedArena>>,
 }
 
-/// One call's right to the trainer, and to the executor of its mesh.
+/// One call's right to the trainer, to the executor and to the turn of its mesh.
 struct Held<'a> {
     progress: MutexGuard<'a, Progress>,
-    _executor: Option<Hold>,
+    _admission: Option<Admission>,
 }
 
 impl Deref for Held<'_> {
@@ -197,9 +198,18 @@ impl DerefMut for Held<'_> {
 ///
 /// Calls that change or store parameters are collective: all members make them in the same order. A call that ended in
 /// `Lost`, `TimedOut` or `Interrupted` closes the trainer on this member, with that error as the reason.
+///
+/// A handle: clones are the same trainer.
+#[derive(Clone)]
 pub struct Trainer {
     /// Whose executor the calls hold; `None` on a bare group.
     mesh: Option<Mesh>,
+    /// Whether the calls of this handle come with their turn, as inside of a deferred call.
+    is_admitted: bool,
+    core: Arc<Core>,
+}
+
+struct Core {
     members: Members,
     layout: Layout,
     names: Vec<String>,
@@ -213,7 +223,7 @@ pub struct Trainer {
 
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Trainer({} parameters, {:?})", self.names.len(), self.optimizer)
+        write!(formatter, "Trainer({} parameters, {:?})", self.core.names.len(), self.core.optimizer)
     }
 }
 
@@ -236,7 +246,7 @@ impl Trainer {
     ) -> Result<Self> {
         mesh.check_open()?;
         let group = Arc::clone(mesh.communicator());
-        let held = mesh.executor().hold("trainer.open");
+        let held = mesh.admit("trainer.open", deadline);
         let held = held.inspect_err(|error| group.refuse(Verb::AllGather, error))?;
         let mut trainer = Self::on_group(group, parameters, optimizer, clip_norm, deadline)?;
         trainer.mesh = Some(mesh.clone());
@@ -268,8 +278,7 @@ impl Trainer {
         let gradients = members.arena(byte_count, deadline)?;
         let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
         let (shards, _) = members.outcome(shards, |_| Vec::new(), deadline)?;
-        let trainer = Self {
-            mesh: None,
+        let core = Core {
             names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
             layout,
             optimizer,
@@ -280,22 +289,23 @@ impl Trainer {
             closed: Mutex::new(None),
             members,
         };
+        let trainer = Self { mesh: None, is_admitted: false, core: Arc::new(core) };
         if seat == 0 {
             for parameter in parameters {
                 if let Some(values) = parameter.values {
-                    let view = trainer.place(&parameter.name, &trainer.parameters, 0)?;
+                    let view = trainer.place(&parameter.name, &trainer.core.parameters, 0)?;
                     view.with_span(|mut span| span.copy_from(values))??;
                 }
             }
         }
-        trainer.members.fence(deadline)?;
+        trainer.core.members.fence(deadline)?;
         Ok(trainer)
     }
 
     /// The names of the parameters, in the order in which they were given.
     #[must_use]
     pub fn names(&self) -> &[String] {
-        &self.names
+        &self.core.names
     }
 
     /// A parameter.
@@ -303,7 +313,7 @@ impl Trainer {
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn parameter(&self, name: &str) -> Result<View> {
-        Ok(View(self.place(name, &self.parameters, 0)?))
+        Ok(View(self.place(name, &self.core.parameters, 0)?))
     }
 
     /// This member's gradient of a parameter: written by the user before each `step`, and left as it is by it.
@@ -311,13 +321,13 @@ impl Trainer {
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn gradient(&self, name: &str) -> Result<ViewMut> {
-        self.place(name, &self.gradients, self.members.seat())
+        self.place(name, &self.core.gradients, self.core.members.seat())
     }
 
     /// How many updates the parameters have seen; a `load` brings the number back.
     #[must_use]
     pub fn updates(&self) -> u64 {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).updates
+        self.core.progress.lock().unwrap_or_else(PoisonError::into_inner).updates
     }
 
     /// Lets index 0 write parameters; collective. What others write does not count.
@@ -336,18 +346,18 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::edit`].
     pub fn begin_edit(&self, deadline: &Deadline<'_>) -> Result<()> {
-        let mut progress = self.hold(Entry::Edit)?;
+        let mut progress = self.hold(Entry::Edit, deadline)?;
         self.enter(Entry::Edit, progress.updates, None, deadline)?;
-        let own_part = self.members.seat() != 0;
+        let own_part = self.core.members.seat() != 0;
         let edited = (|| {
-            let byte_count = part(&*self.parameters, 0)?.byte_count();
-            let copy = self.members.arena(if own_part { byte_count } else { 0 }, deadline)?;
+            let byte_count = part(&*self.core.parameters, 0)?.byte_count();
+            let copy = self.core.members.arena(if own_part { byte_count } else { 0 }, deadline)?;
             if own_part {
-                part_mut(&*copy, self.members.seat())?.copy_from(part(&*self.parameters, 0)?)?;
+                part_mut(&*copy, self.core.members.seat())?.copy_from(part(&*self.core.parameters, 0)?)?;
             }
             // Index 0 may write from here on: the others have copied.
-            self.members.fence(deadline)?;
-            Ok(if own_part { copy } else { Arc::clone(&self.parameters) })
+            self.core.members.fence(deadline)?;
+            Ok(if own_part { copy } else { Arc::clone(&self.core.parameters) })
         })();
         progress.edited = Some(self.broken(edited)?);
         Ok(())
@@ -358,9 +368,9 @@ impl Trainer {
     /// # Errors
     /// `Invalid` outside of them, and for a name that is none.
     pub fn editable(&self, name: &str) -> Result<ViewMut> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = self.core.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match &progress.edited {
-            Some(arena) => self.place(name, arena, self.members.seat()),
+            Some(arena) => self.place(name, arena, self.core.members.seat()),
             None => Err(Error::invalid("parameter", name, "argument", "is written inside of edit only")),
         }
     }
@@ -370,7 +380,7 @@ impl Trainer {
     /// # Errors
     /// `Invalid` without a `begin_edit`; else as [`Trainer::edit`].
     pub fn end_edit(&self, deadline: &Deadline<'_>) -> Result<()> {
-        let mut progress = self.hold(Entry::EndEdit)?;
+        let mut progress = self.hold(Entry::EndEdit, deadline)?;
         self.enter(Entry::EndEdit, progress.updates, None, deadline)?;
         progress.edited = None;
         Ok(())
@@ -378,8 +388,8 @@ impl Trainer {
 
     /// Where a parameter lies in an arena.
     fn place(&self, name: &str, arena: &Arc<dyn SharedArena>, seat: usize) -> Result<ViewMut> {
-        let entry = self.layout.find(name).ok_or_else(|| {
-            let known = self.names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let entry = self.core.layout.find(name).ok_or_else(|| {
+            let known = self.core.names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
             Error::invalid("parameter", name, "argument", format!("the trainer has {known}"))
         })?;
         Ok(ViewMut {
@@ -392,20 +402,25 @@ impl Trainer {
     }
 
     /// Takes the trainer for one call.
-    fn hold(&self, entry: Entry) -> Result<Held<'_>> {
+    fn hold(&self, entry: Entry, deadline: &Deadline<'_>) -> Result<Held<'_>> {
         if let Some(mesh) = &self.mesh {
             mesh.check_open()?;
         }
-        if let Some(why) = &*self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Err(Error::Closed { what: "trainer".to_owned(), why: why.clone() });
-        }
-        let progress = match self.progress.try_lock() {
+        self.check_open()?;
+        let admission = match &self.mesh {
+            Some(mesh) if !self.is_admitted => Some(mesh.admit(entry.word(), deadline)),
+            _ => None,
+        };
+        let admission = admission.transpose().inspect_err(|error| self.core.members.refuse(error))?;
+        // Closed by the call that this one waited for.
+        self.check_open()?;
+        let progress = match self.core.progress.try_lock() {
             Ok(progress) => progress,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let (what, holder) = ("trainer".to_owned(), "another call of it".to_owned());
                 let error = Error::Contended { what, holder, waited: Duration::ZERO };
-                self.members.refuse(&error);
+                self.core.members.refuse(&error);
                 return Err(error);
             }
         };
@@ -413,12 +428,17 @@ impl Trainer {
             let reason =
                 if entry == Entry::EndEdit { "no edit is open" } else { "an edit is open; end it first" };
             let error = Error::invalid("call", entry.word(), "caller", reason);
-            self.members.refuse(&error);
+            self.core.members.refuse(&error);
             return Err(error);
         }
-        let executor = self.mesh.as_ref().map(|mesh| mesh.executor().hold(entry.word())).transpose();
-        let executor = executor.inspect_err(|error| self.members.refuse(error))?;
-        Ok(Held { progress, _executor: executor })
+        Ok(Held { progress, _admission: admission })
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match &*self.core.closed.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(why) => Err(Error::Closed { what: "trainer".to_owned(), why: why.clone() }),
+        }
     }
 
     /// The fence at the beginning of every collective call.
@@ -430,7 +450,7 @@ impl Trainer {
         deadline: &Deadline<'_>,
     ) -> Result<Vec<Contribution>> {
         let own = own.unwrap_or(Contribution { weight: 0.0, finite: true });
-        self.ended(self.members.enter(entry, argument, own, deadline))
+        self.ended(self.core.members.enter(entry, argument, own, deadline))
     }
 
     /// Closes the trainer if a call ended in a way that ends its group.
@@ -451,13 +471,13 @@ impl Trainer {
     fn broken<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.close_because(error);
-            self.members.leave();
+            self.core.members.leave();
         }
         result
     }
 
     fn close_because(&self, cause: &Error) {
-        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = self.core.closed.lock().unwrap_or_else(PoisonError::into_inner);
         closed.get_or_insert_with(|| cause.chain());
     }
 }

@@ -76,16 +76,16 @@ impl Trainer {
     /// `Contended`, `Closed`, `Disagreed`, and `Lost`, `TimedOut`, `Interrupted`, which close the trainer.
     pub fn step(&self, weight: f64, deadline: &Deadline<'_>) -> Result<StepReport> {
         let (start, mut watch) = (Instant::now(), Watch::default());
-        let mut progress = self.hold(Entry::Step)?;
+        let mut progress = self.hold(Entry::Step, deadline)?;
         if !weight.is_finite() || weight < 0.0 {
             let error = Error::invalid("weight", weight, "argument", "must be finite, 0 or more");
-            self.members.refuse(&error);
+            self.core.members.refuse(&error);
             return Err(error);
         }
         // With clipping the norm shows it; without, every gradient must be known to be finite before the first update.
-        let finite = weight == 0.0 || self.clip_norm.is_some() || {
+        let finite = weight == 0.0 || self.core.clip_norm.is_some() || {
             let found = self.own_gradients_are_finite(deadline);
-            found.inspect_err(|error| self.members.refuse(error))?
+            found.inspect_err(|error| self.core.members.refuse(error))?
         };
         let own = Some(Contribution { weight, finite });
         let all = watch.time(|| self.enter(Entry::Step, progress.updates, own, deadline))?;
@@ -100,12 +100,12 @@ impl Trainer {
         let progress = &mut *progress;
         if !skipped {
             let update = progress.updates.saturating_add(1);
-            let rule = Rule { optimizer: &self.optimizer, update };
-            match self.clip_norm {
+            let rule = Rule { optimizer: &self.core.optimizer, update };
+            match self.core.clip_norm {
                 None => self.broken(self.update_shards(&mut progress.shards, rule, &shares, deadline))?,
                 Some(limit) => {
                     let squares = self.broken(self.reduce_shards(&mut progress.shards, &shares, deadline))?;
-                    let squares = watch.time(|| self.members.sum(squares, deadline));
+                    let squares = watch.time(|| self.core.members.sum(squares, deadline));
                     let norm = self.broken(squares)?.sqrt();
                     gradient_norm = Some(norm);
                     skipped = !norm.is_finite();
@@ -118,7 +118,7 @@ impl Trainer {
             }
         }
         if !skipped {
-            let fence = watch.time(|| self.members.fence(deadline));
+            let fence = watch.time(|| self.core.members.fence(deadline));
             self.broken(fence)?;
             progress.updates = progress.updates.saturating_add(1);
         }
@@ -133,8 +133,8 @@ impl Trainer {
     }
 
     fn own_gradients_are_finite(&self, deadline: &Deadline<'_>) -> Result<bool> {
-        let gradients = part(&*self.gradients, self.members.seat())?;
-        for region in &self.layout.regions {
+        let gradients = part(&*self.core.gradients, self.core.members.seat())?;
+        for region in &self.core.layout.regions {
             for piece in pieces(region.bytes.clone()) {
                 deadline.check_interrupt("trainer.step")?;
                 let span = gradients.part(piece)?;
@@ -154,7 +154,7 @@ impl Trainer {
     fn sources(&self, shares: &[f64], bytes: &Range<usize>) -> Result<Vec<Source<'_>>> {
         let counting = shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
         let source = |(seat, share): (usize, &f64)| {
-            let gradients = part(&*self.gradients, seat)?.part(bytes.clone())?;
+            let gradients = part(&*self.core.gradients, seat)?.part(bytes.clone())?;
             Ok(Source { share: *share, gradients })
         };
         counting.map(source).collect()
@@ -204,7 +204,7 @@ impl Trainer {
         sources: &[Source<'_>],
         piece: Range<usize>,
     ) -> Result<()> {
-        let mut parameters = part_mut(&*self.parameters, 0)?;
+        let mut parameters = part_mut(&*self.core.parameters, 0)?;
         let parameters = parameters.part(piece.clone())?;
         let mut wholes = owned.states.iter_mut().map(Buffer::span_mut).collect::<Vec<_>>();
         let range = below(&piece, owned.start);

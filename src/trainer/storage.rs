@@ -31,9 +31,9 @@ impl Trainer {
     /// `Io`, `Exhausted` and `Invalid` of one member are returned on all; `Disagreed` for different steps; `Contended`,
     /// `Closed`, and `Lost`, `TimedOut`, `Interrupted`, which close the trainer.
     pub fn save(&self, directory: &Path, step: u64, deadline: &Deadline<'_>) -> Result<()> {
-        let progress = self.hold(Entry::Save)?;
+        let progress = self.hold(Entry::Save, deadline)?;
         self.enter(Entry::Save, step, None, deadline)?;
-        let seat = self.members.seat();
+        let seat = self.core.members.seat();
         let mut partial = None;
         let saved = self.write(&progress, directory, step, &mut partial, deadline);
         if let (Err(_), 0, Some(partial)) = (&saved, seat, &partial) {
@@ -50,10 +50,10 @@ impl Trainer {
         partial: &mut Option<PathBuf>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        let (seat, count) = (self.members.seat(), self.members.count());
+        let (seat, count) = (self.core.members.seat(), self.core.members.count());
         let begun = if seat == 0 {
-            let arrays = self.optimizer.states().len() as u64 + 1;
-            let byte_count = (self.layout.byte_count as u64).saturating_mul(arrays);
+            let arrays = self.core.optimizer.states().len() as u64 + 1;
+            let byte_count = (self.core.layout.byte_count as u64).saturating_mul(arrays);
             checkpoint::begin(directory, step, byte_count, count).map(|folder| {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 *partial = Some(folder);
@@ -88,28 +88,28 @@ impl Trainer {
         folder: &Path,
         deadline: &Deadline<'_>,
     ) -> Result<FileRecord> {
-        let parameters = part(&*self.parameters, 0)?;
+        let parameters = part(&*self.core.parameters, 0)?;
         let mut pieces = Vec::new();
         for shard in &progress.shards {
             for cut in self.cuts(&shard.bytes) {
                 let (name, dtype) = (cut.place.shape.name.as_str(), cut.place.shape.dtype);
                 let bytes = parameters.part(cut.bytes.clone())?;
                 pieces.push(Piece { kind: PARAMETER, name, dtype, start: cut.first, bytes });
-                for (kind, state) in self.optimizer.states().iter().zip(&shard.states) {
+                for (kind, state) in self.core.optimizer.states().iter().zip(&shard.states) {
                     let range = cut.bytes.start - shard.bytes.start..cut.bytes.end - shard.bytes.start;
                     let bytes = state.span().part(range)?;
                     pieces.push(Piece { kind, name, dtype, start: cut.first, bytes });
                 }
             }
         }
-        let name = checkpoint::shard_name(self.members.seat(), self.members.count());
+        let name = checkpoint::shard_name(self.core.members.seat(), self.core.members.count());
         checkpoint::write_shard(folder, &name, &pieces, deadline)
     }
 
     /// The parts of parameters that lie in a range of the flat memory, none of them empty.
     fn cuts(&self, shard: &Range<usize>) -> impl Iterator<Item = Cut<'_>> {
         let shard = shard.clone();
-        self.layout.entries.iter().filter_map(move |place| {
+        self.core.layout.entries.iter().filter_map(move |place| {
             let whole = place.bytes();
             let bytes = whole.start.max(shard.start)..whole.end.min(shard.end);
             let first = bytes.start.saturating_sub(whole.start) / place.shape.dtype.size_bytes();
@@ -118,17 +118,17 @@ impl Trainer {
     }
 
     fn manifest(&self, step: u64, updates: u64, files: Vec<FileRecord>) -> Manifest {
-        let mut manifest = Manifest::new(step, updates, self.members.count());
-        self.optimizer.kind().clone_into(&mut manifest.optimizer);
-        manifest.states = self.optimizer.states().iter().map(|&state| state.to_owned()).collect();
-        let numbers = self.optimizer.hyper_parameters().into_iter();
+        let mut manifest = Manifest::new(step, updates, self.core.members.count());
+        self.core.optimizer.kind().clone_into(&mut manifest.optimizer);
+        manifest.states = self.core.optimizer.states().iter().map(|&state| state.to_owned()).collect();
+        let numbers = self.core.optimizer.hyper_parameters().into_iter();
         manifest.hyper_parameters = numbers.map(|(name, value)| (name.to_owned(), value)).collect();
         let record = |place: &Place| ParameterRecord {
             name: place.shape.name.clone(),
             dtype: place.shape.dtype,
             shape: place.shape.extents.clone(),
         };
-        manifest.parameters = self.layout.entries.iter().map(record).collect();
+        manifest.parameters = self.core.layout.entries.iter().map(record).collect();
         manifest.files = files;
         manifest
     }
@@ -143,9 +143,10 @@ impl Trainer {
     /// optimizer are others: on all members, nothing is changed. `Contended`, `Closed`, `Disagreed`, and `Lost`,
     /// `TimedOut`, `Interrupted`, which close the trainer; so does an error while values are read.
     pub fn load(&self, directory: &Path, deadline: &Deadline<'_>) -> Result<u64> {
-        let mut progress = self.hold(Entry::Load)?;
+        let mut progress = self.hold(Entry::Load, deadline)?;
         self.enter(Entry::Load, 0, None, deadline)?;
-        let steps = if self.members.seat() == 0 { checkpoint::committed(directory) } else { Ok(Vec::new()) };
+        let steps =
+            if self.core.members.seat() == 0 { checkpoint::committed(directory) } else { Ok(Vec::new()) };
         let bytes = |steps: &Vec<u64>| steps.iter().flat_map(|step| step.to_le_bytes()).collect();
         let (_, steps) = self.agree(steps, bytes, deadline)?;
         let mut damage = None;
@@ -176,7 +177,7 @@ impl Trainer {
     /// Verifies one step together: the manifest of index 0, and every shard by one member.
     fn choose(&self, folder: &Path, step: u64, deadline: &Deadline<'_>) -> Result<(Manifest, Contents)> {
         let path = folder.join("manifest.json");
-        let seat = self.members.seat();
+        let seat = self.core.members.seat();
         let bytes = if seat == 0 { checkpoint::read_manifest(folder) } else { Ok(Vec::new()) };
         let bytes = self.agree(bytes, Vec::clone, deadline)?.1.swap_remove(0);
         // All members decode the same bytes, so they find the same.
@@ -185,7 +186,7 @@ impl Trainer {
             let reason = format!("it is of step {}", manifest.step);
             return Err(Error::Corrupt { path, offset: 0, reason });
         }
-        let own = manifest.files.iter().skip(seat).step_by(self.members.count());
+        let own = manifest.files.iter().skip(seat).step_by(self.core.members.count());
         let verified = own
             .map(|record| checkpoint::verify(folder, record, deadline))
             .collect::<Result<Vec<()>>>()
@@ -200,17 +201,18 @@ impl Trainer {
         let refused = |argument: String, value: String, reason: String| {
             Err(Error::invalid(argument, value, "checkpoint", reason))
         };
-        if manifest.optimizer != self.optimizer.kind() {
-            let reason = format!("the trainer's is {}", self.optimizer.kind());
+        if manifest.optimizer != self.core.optimizer.kind() {
+            let reason = format!("the trainer's is {}", self.core.optimizer.kind());
             return refused("optimizer".to_owned(), manifest.optimizer.clone(), reason);
         }
-        if let Some(state) = self.optimizer.states().iter().find(|&&state| !has(&manifest.states, state)) {
+        if let Some(state) = self.core.optimizer.states().iter().find(|&&state| !has(&manifest.states, state))
+        {
             let reason = format!("the trainer's optimizer needs its {state}");
             return refused("optimizer states".to_owned(), format!("{:?}", manifest.states), reason);
         }
         let saved = manifest.parameters.iter().map(|record| (record.name.as_str(), record));
         let mut saved = saved.collect::<BTreeMap<_, _>>();
-        for place in &self.layout.entries {
+        for place in &self.core.layout.entries {
             let (name, argument) = (place.shape.name.as_str(), format!("parameter `{}`", place.shape.name));
             let Some(record) = saved.remove(name) else {
                 return refused(argument, "nothing".to_owned(), format!("the trainer's is {}", place.shape));
@@ -231,18 +233,19 @@ impl Trainer {
 
     /// Reads this member's shards: parameters for all members of the host, state for itself.
     fn fill(&self, manifest: &Manifest, contents: &Contents, deadline: &Deadline<'_>) -> Result<Vec<Shard>> {
-        let (seat, count) = (self.members.seat(), self.members.count());
-        let mut shards = open_shards(&self.layout, &self.optimizer, self.clip_norm.is_some(), seat, count)?;
+        let (seat, count) = (self.core.members.seat(), self.core.members.count());
+        let mut shards =
+            open_shards(&self.core.layout, &self.core.optimizer, self.core.clip_norm.is_some(), seat, count)?;
         for shard in &mut shards {
             let range = shard.bytes.clone();
             for cut in self.cuts(&range) {
                 let read = |kind: &str, mut target: SpanMut<'_>| {
                     contents.read(kind, &cut.place.shape.name, cut.first, &mut target, deadline)
                 };
-                let mut parameters = part_mut(&*self.parameters, 0)?;
+                let mut parameters = part_mut(&*self.core.parameters, 0)?;
                 read(PARAMETER, parameters.part(cut.bytes.clone())?)?;
                 let bytes = cut.bytes.start - range.start..cut.bytes.end - range.start;
-                for (kind, state) in self.optimizer.states().iter().zip(&mut shard.states) {
+                for (kind, state) in self.core.optimizer.states().iter().zip(&mut shard.states) {
                     read(kind, Buffer::span_mut(state).part(bytes.clone())?)?;
                 }
             }
@@ -260,7 +263,7 @@ impl Trainer {
     ) -> Result<(T, Vec<Vec<u8>>)> {
         match own {
             Err(error @ (Error::TimedOut { .. } | Error::Interrupted { .. })) => self.broken(Err(error)),
-            own => self.ended(self.members.outcome(own, message, deadline)),
+            own => self.ended(self.core.members.outcome(own, message, deadline)),
         }
     }
 }

@@ -28,8 +28,7 @@ fn run<T: Element>(
     output: &mut [T],
 ) -> Result<(), Error> {
     let (input, output) = (input.map(Span::of), SpanMut::of(output));
-    communicator
-        .run(Call { verb, dtype: T::DTYPE, op, root: 0, kernels: Table::SERIAL, input, output }, &patience())
+    communicator.run(Call::of::<T>(verb, op, 0, input, output), &patience())
 }
 
 fn value(seat: usize, position: usize) -> f64 {
@@ -91,6 +90,7 @@ fn gathers(communicator: &dyn Communicator) {
                 kernels: Table::SERIAL,
                 input: None,
                 output: SpanMut::of(&mut output),
+                progress: None,
             };
             communicator.run(call, &patience()).expect("broadcast");
             assert_eq!(output, values(root, length));
@@ -116,6 +116,7 @@ fn all_types(communicator: &dyn Communicator) {
                 kernels: Table::SERIAL,
                 input: None,
                 output,
+                progress: None,
             };
             match communicator.run(call, &patience()) {
                 Ok(()) => assert!(memory.iter().all(|byte| *byte == 0), "zeros stay zeros"),
@@ -147,6 +148,7 @@ fn disagreements(communicator: &dyn Communicator) {
             kernels: Table::SERIAL,
             input: None,
             output,
+            progress: None,
         };
         match case {
             1 if odd => call.dtype = Dtype::I32,
@@ -188,8 +190,7 @@ fn refusals(communicator: &dyn Communicator) {
     refused(run(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut output));
     let wrong = |root: usize, output: SpanMut<'_>| {
         let (verb, dtype, op) = (Verb::Broadcast, Dtype::F64, ReduceOp::Sum);
-        communicator
-            .run(Call { verb, dtype, op, root, kernels: Table::SERIAL, input: None, output }, &patience())
+        communicator.run(Call::new(verb, dtype, op, root, None, output), &patience())
     };
     refused(wrong(count, SpanMut::of(&mut [0.0f64])));
     refused(wrong(0, SpanMut::of(&mut [0.0f32])));
@@ -219,9 +220,7 @@ fn arenas(communicator: &dyn Communicator) {
         part.copy_from(Span::of(&values(seat, 3001))).expect("equal lengths");
         let output = numbers.part_mut(seat).expect("a seat");
         let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Max);
-        communicator
-            .run(Call { verb, dtype, op, root: 0, kernels: Table::SERIAL, input: None, output }, &patience())
-            .expect("reduced");
+        communicator.run(Call::new(verb, dtype, op, 0, None, output), &patience()).expect("reduced");
         let expected = values(count - 1, 3001);
         assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
     }
@@ -256,8 +255,7 @@ fn mixed_places(communicator: &dyn Communicator) {
         };
         output.copy_from(Span::of(&values(seat, LENGTH))).expect("equal lengths");
         let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Average);
-        let call =
-            Call { verb, dtype, op, root: 0, kernels: Table::SERIAL, input: None, output: output.reborrow() };
+        let call = Call::new(verb, dtype, op, 0, None, output.reborrow());
         communicator.run(call, &patience()).expect("reduced");
         let average = |position| (0..count).map(|seat| value(seat, position)).sum::<f64>() / count as f64;
         let expected = (0..LENGTH).map(average).collect::<Vec<_>>();

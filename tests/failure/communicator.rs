@@ -7,7 +7,6 @@ use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
 use uform::communicator::{Call, Communicator};
 use uform::error::Error;
 use uform::rendezvous::RunKey;
-use uform::sys::kernel::Table;
 use uform::sys::socket::{Conversation, Reached};
 use uform::sys::{Deadline, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
@@ -28,8 +27,7 @@ fn sum(communicator: &dyn Communicator, length: usize, deadline: &Deadline<'_>) 
     let mut numbers = vec![1.0f64; length];
     let output = SpanMut::of(&mut numbers);
     let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Sum);
-    communicator
-        .run(Call { verb, dtype, op, root: 0, kernels: Table::SERIAL, input: None, output }, deadline)?;
+    communicator.run(Call::new(verb, dtype, op, 0, None, output), deadline)?;
     assert!(numbers.iter().all(|number| *number == communicator.count() as f64));
     Ok(())
 }

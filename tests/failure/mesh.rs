@@ -494,10 +494,7 @@ fn threads_of_one_process_form_a_mesh() {
 #[test]
 fn what_this_version_lacks_says_so() {
     let mesh = bootstrap();
-    let executor = mesh.executor().clone();
-    for error in
-        [mesh.split(Some(1), 0).map(|_| ()), mesh.shrink().map(|_| ()), mesh.on(&executor).map(|_| ())]
-    {
+    for error in [mesh.split(Some(1), 0).map(|_| ()), mesh.shrink().map(|_| ())] {
         let error = error.expect_err("not in this version");
         assert!(error.to_string().contains("not in this version"), "{error}");
     }

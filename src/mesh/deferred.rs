@@ -1,0 +1,149 @@
+//! The verbs of a mesh that return before they are done.
+
+use super::{Arena, Mesh};
+use crate::communicator::Call;
+use crate::error::Result;
+use crate::executor::Deferred;
+use crate::sys::{Deadline, Element, Span, SpanMut};
+use crate::vocabulary::{ReduceOp, Verb};
+
+/// A mesh whose verbs return a [`Deferred`]: made by [`Mesh::deferred`].
+///
+/// A call owns its arrays until it is done, and gives them back. Calls run in the order in which they were submitted, also over
+/// several executors; a deadline counts from submission. Errors come when the call is waited for, and drop the arrays.
+///
+/// ```
+/// use uform::{Deadline, Mesh, ReduceOp};
+/// use std::time::Duration;
+///
+/// let mesh = Mesh::bootstrap(None, None)?;
+/// let sum = mesh.deferred(None).all_reduce(vec![1.0f32, 2.0], ReduceOp::Sum);
+/// assert_eq!(sum.wait(&Deadline::after(Duration::from_secs(60)))?, [1.0, 2.0]);
+/// # Ok::<(), uform::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeferredMesh {
+    mesh: Mesh,
+}
+
+impl Mesh {
+    /// The same verbs, each returning a [`Deferred`], on `executor` or on this mesh's own.
+    #[must_use]
+    pub fn deferred(&self, executor: Option<&crate::executor::Executor>) -> DeferredMesh {
+        DeferredMesh { mesh: executor.map_or_else(|| self.clone(), |executor| self.on(executor)) }
+    }
+}
+
+impl DeferredMesh {
+    /// The mesh, with its verbs on the executor that these calls run on.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Submits one call on memory that `owner` keeps alive, and gives the owner back when it is done.
+    ///
+    /// `make` runs on the executor's thread, when the call's turn has come. The typed verbs and the shims come through here.
+    ///
+    /// The call's errors are those of [`Mesh::run`]. `Contended` if the executor is held and its line is full: the peers
+    /// are told, and a retry may succeed. `TimedOut` also if the deadline passed before its turn came.
+    pub fn run<K: Send + 'static>(
+        &self,
+        verb: Verb,
+        owner: K,
+        make: impl for<'k> FnOnce(&'k mut K) -> Result<Call<'k>> + Send + 'static,
+        deadline: Deadline<'static>,
+    ) -> Deferred<K> {
+        let mut owner = owner;
+        self.submit(verb, deadline, move |mesh, deadline| {
+            mesh.refusing(verb, || {
+                let call = make(&mut owner)?;
+                mesh.check_call(&call)?;
+                mesh.carry(call, None, deadline)
+            })??;
+            Ok(owner)
+        })
+    }
+
+    /// As [`Mesh::all_reduce`]; gives the array back.
+    pub fn all_reduce<T: Element>(&self, array: Vec<T>, op: ReduceOp) -> Deferred<Vec<T>> {
+        self.in_place(Verb::AllReduce, array, op, 0)
+    }
+
+    /// As [`Mesh::broadcast`]; gives the array back.
+    pub fn broadcast<T: Element>(&self, array: Vec<T>, root: usize) -> Deferred<Vec<T>> {
+        self.in_place(Verb::Broadcast, array, ReduceOp::Sum, root)
+    }
+
+    /// As [`Mesh::all_gather`]; gives `array` and `out` back.
+    pub fn all_gather<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.into_other(Verb::AllGather, array, out, ReduceOp::Sum)
+    }
+
+    /// As [`Mesh::reduce_scatter`]; gives `array` and `out` back.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        array: Vec<T>,
+        out: Vec<T>,
+        op: ReduceOp,
+    ) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.into_other(Verb::ReduceScatter, array, out, op)
+    }
+
+    /// As [`Mesh::barrier`].
+    pub fn barrier(&self, deadline: Deadline<'static>) -> Deferred<()> {
+        self.run(
+            Verb::Barrier,
+            (),
+            |()| Ok(Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty())),
+            deadline,
+        )
+    }
+
+    /// As [`Mesh::exchange`].
+    pub fn exchange(&self, payload: Vec<u8>, deadline: Deadline<'static>) -> Deferred<Vec<Vec<u8>>> {
+        self.submit(Verb::Exchange, deadline, move |mesh, deadline| {
+            mesh.refusing(Verb::Exchange, || mesh.exchange_here(&payload, deadline))
+        })
+    }
+
+    /// As [`Mesh::arena`].
+    pub fn arena(&self, byte_count: usize, deadline: Deadline<'static>) -> Deferred<Arena> {
+        self.submit(Verb::Arena, deadline, move |mesh, deadline| {
+            mesh.refusing(Verb::Arena, || mesh.arena_here(byte_count, deadline))
+        })
+    }
+
+    fn in_place<T: Element>(&self, verb: Verb, array: Vec<T>, op: ReduceOp, root: usize) -> Deferred<Vec<T>> {
+        self.run(
+            verb,
+            array,
+            move |array| Ok(Call::of::<T>(verb, op, root, None, SpanMut::of(array))),
+            Mesh::patience(),
+        )
+    }
+
+    fn into_other<T: Element>(
+        &self,
+        verb: Verb,
+        array: Vec<T>,
+        out: Vec<T>,
+        op: ReduceOp,
+    ) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.run(
+            verb,
+            (array, out),
+            move |(array, out)| Ok(Call::of::<T>(verb, op, 0, Some(Span::of(array)), SpanMut::of(out))),
+            Mesh::patience(),
+        )
+    }
+
+    fn submit<T: Send + 'static>(
+        &self,
+        verb: Verb,
+        deadline: Deadline<'static>,
+        work: impl FnOnce(&Mesh, &Deadline<'_>) -> Result<T> + Send + 'static,
+    ) -> Deferred<T> {
+        self.mesh.submit(verb.word(), deadline, move |mesh, error| mesh.refuse(verb, error), work)
+    }
+}

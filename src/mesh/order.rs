@@ -1,0 +1,194 @@
+//! The order of the calls of one mesh, whatever executors they run on.
+//!
+//! All members must make their calls in one order, so a mesh makes one at a time, in the order of submission. A call takes its
+//! ticket and its place in an executor's line in one act, under one lock: so the lines of all executors and the tickets of
+//! all meshes follow one order, that of submission. Therefore nothing can wait in a circle: of all calls that have not ended,
+//! the one submitted first has nobody before it in its line and no lower ticket of its mesh before it, and runs.
+//! Locks are taken in one order too, first that of a mesh, then that of an executor, and neither is held while a call runs.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Inner, Mesh};
+use crate::error::{Error, Missing, Result};
+use crate::executor::{Deferred, Executor, Hold};
+use crate::sys::{Deadline, process};
+
+/// The tickets of the calls that have not ended.
+#[derive(Default)]
+pub(super) struct Order {
+    turns: Mutex<Turns>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Turns {
+    next: u64,
+    outstanding: VecDeque<Turn>,
+}
+
+/// A call that has entered.
+struct Turn {
+    number: u64,
+    call: &'static str,
+    executor: Executor,
+}
+
+/// A call's place in the order of its mesh, given back when dropped.
+struct Ticket {
+    mesh: Arc<Inner>,
+    number: u64,
+}
+
+/// One call's right to the executor and to the group of its mesh.
+pub(crate) struct Admission {
+    // Before the executor: a call that finds it free finds the mesh free too.
+    _ticket: Ticket,
+    hold: Hold,
+}
+
+impl Admission {
+    /// The executor.
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+}
+
+impl Order {
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has those that wait for their turn look up.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+}
+
+impl Turns {
+    /// Refuses a call of a thread that is inside of another one of this mesh: it would wait for itself.
+    fn check(&self) -> Result<()> {
+        match self.outstanding.iter().find(|turn| turn.executor.is_inside()) {
+            None => Ok(()),
+            Some(turn) => Err(Error::Contended {
+                what: "the mesh".to_owned(),
+                holder: turn.call.to_owned(),
+                waited: Duration::ZERO,
+            }),
+        }
+    }
+
+    fn take(&mut self, call: &'static str, executor: &Executor) -> u64 {
+        self.next += 1;
+        self.outstanding.push_back(Turn { number: self.next, call, executor: executor.clone() });
+        self.next
+    }
+}
+
+impl Mesh {
+    /// Takes the executor and this mesh's turn for a call of the calling thread.
+    ///
+    /// # Errors
+    /// As [`Executor::hold_within`]; `Contended` from inside of another call of this mesh; `Closed`.
+    pub(crate) fn admit(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Admission> {
+        self.check_open()?;
+        let (place, ticket) = {
+            let mut turns = self.inner.order.turns();
+            turns.check()?;
+            let place = self.executor.enter(call)?;
+            let number = turns.take(call, &self.executor);
+            (place, Ticket { mesh: Arc::clone(&self.inner), number })
+        };
+        let hold = place.wait(deadline)?;
+        ticket.wait(call, deadline)?;
+        self.check_open()?;
+        Ok(Admission { _ticket: ticket, hold })
+    }
+
+    /// Submits a call that runs on the executor's threads in this mesh's order; `refused` learns why it did not begin.
+    pub(crate) fn submit<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        deadline: Deadline<'static>,
+        refused: impl Fn(&Self, &Error) + Send + Sync + 'static,
+        work: impl FnOnce(&Self, &Deadline<'_>) -> Result<T> + Send + 'static,
+    ) -> Deferred<T> {
+        if let Err(error) = self.check_open() {
+            return Deferred::failed(call, error);
+        }
+        let refused = Arc::new(refused);
+        let (own, told) = (self.clone(), Arc::clone(&refused));
+        let (outcome, deferred) = {
+            let mut turns = self.inner.order.turns();
+            if let Err(error) = turns.check() {
+                drop(turns);
+                refused(self, &error);
+                return Deferred::failed(call, error);
+            }
+            let number = turns.take(call, &self.executor);
+            let ticket = Ticket { mesh: Arc::clone(&self.inner), number };
+            let (deferred, job) = self.executor.prepare(call, move |_hold| {
+                let begun = ticket.wait(call, &deadline).and_then(|()| own.check_open());
+                begun.inspect_err(|error| told(&own, error))?;
+                work(&own, &deadline)
+            });
+            (self.executor.join(job), deferred)
+        };
+        match outcome {
+            Ok(job) => self.executor.start(job),
+            Err((job, error)) => {
+                refused(self, &error);
+                // Without the lock: the ticket is given back here.
+                job.refuse(error);
+            }
+        }
+        deferred
+    }
+}
+
+impl Ticket {
+    /// Waits until all calls before this one have ended.
+    fn wait(&self, call: &str, deadline: &Deadline<'_>) -> Result<()> {
+        let order = &self.mesh.order;
+        let is_first =
+            |turns: &Turns| turns.outstanding.front().is_none_or(|turn| turn.number == self.number);
+        loop {
+            let mut turns = order.turns();
+            if !is_first(&turns) {
+                let waited = order.changed.wait_timeout(turns, deadline.pause());
+                turns = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let before = turns.outstanding.front().map_or("another call", |turn| turn.call);
+            let first = is_first(&turns);
+            drop(turns);
+            // Without the lock: the interrupt check may run any code. A call that stood in line past its deadline has
+            // timed out, whether or not its turn has come.
+            deadline.check(&format!("{call} waiting for {before} of the same mesh"), Vec::<Missing>::new)?;
+            if first {
+                return Ok(());
+            }
+            self.mesh.check_open()?;
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // In a forked child the lock may be one that a thread of the parent held.
+        if process::pid() != self.mesh.pid {
+            return;
+        }
+        let order = &self.mesh.order;
+        let mut turns = order.turns();
+        let position = turns.outstanding.iter().position(|turn| turn.number == self.number);
+        let turn = position.and_then(|position| turns.outstanding.remove(position));
+        let is_last = turns.outstanding.is_empty();
+        drop(turns);
+        // Without the lock: it may be the last handle of its executor.
+        drop(turn);
+        if !is_last {
+            order.changed.notify_all();
+        }
+    }
+}

@@ -101,7 +101,6 @@ impl<T: Send + 'static> Deferred<T> {
 
 impl<T> Deferred<T> {
     /// A call that ended before it began.
-    #[must_use]
     pub fn failed(call: &'static str, error: Error) -> Self {
         Self {
             core: Arc::new(Core {

@@ -18,8 +18,11 @@ use super::Hold;
 /// It runs to its end, gives the executor up, and returns the deferred call that follows it.
 pub(crate) struct Job {
     pub(super) call: &'static str,
-    pub(super) run: Box<dyn FnOnce(Result<Hold>) -> Option<(Hold, Job)> + Send>,
+    pub(super) run: Run,
 }
+
+/// What a job does with the executor.
+type Run = Box<dyn FnOnce(Result<Hold>) -> Option<(Hold, Job)> + Send>;
 
 impl Job {
     /// Ends a call that never had the executor.

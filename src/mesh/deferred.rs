@@ -77,7 +77,7 @@ impl DeferredMesh {
 
     /// As [`Mesh::all_gather`]; gives `array` and `out` back.
     pub fn all_gather<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
-        self.into_other(Verb::AllGather, array, out, ReduceOp::Sum)
+        self.with_output(Verb::AllGather, array, out, ReduceOp::Sum)
     }
 
     /// As [`Mesh::reduce_scatter`]; gives `array` and `out` back.
@@ -87,7 +87,7 @@ impl DeferredMesh {
         out: Vec<T>,
         op: ReduceOp,
     ) -> Deferred<(Vec<T>, Vec<T>)> {
-        self.into_other(Verb::ReduceScatter, array, out, op)
+        self.with_output(Verb::ReduceScatter, array, out, op)
     }
 
     /// As [`Mesh::barrier`].
@@ -123,7 +123,7 @@ impl DeferredMesh {
         )
     }
 
-    fn into_other<T: Element>(
+    fn with_output<T: Element>(
         &self,
         verb: Verb,
         array: Vec<T>,

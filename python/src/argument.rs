@@ -3,12 +3,19 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::error::invalid;
 
 /// A count, an index or a number of bytes: an integer of 0 or more.
 pub(crate) fn count(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<usize> {
-    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be an integer, 0 or more"))
+    let refuse = || invalid(given.py(), argument, given, "must be an integer, 0 or more");
+    if is_flag(given) { Err(refuse()) } else { given.extract().map_err(|_| refuse()) }
+}
+
+/// Whether it is True or False: integers in Python, and a mistake wherever a number is wanted.
+pub(crate) fn is_flag(given: &Bound<'_, PyAny>) -> bool {
+    given.is_instance_of::<PyBool>()
 }
 
 /// The same, where leaving it out means a value.
@@ -18,7 +25,8 @@ pub(crate) fn count_or(argument: &str, given: Option<&Bound<'_, PyAny>>, absent:
 
 /// A real number.
 pub(crate) fn number(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<f64> {
-    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a number"))
+    let refuse = || invalid(given.py(), argument, given, "must be a number");
+    if is_flag(given) { Err(refuse()) } else { given.extract().map_err(|_| refuse()) }
 }
 
 /// The same, where leaving it out means a value.
@@ -33,11 +41,13 @@ pub(crate) fn path(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<PathBuf
 
 /// Text.
 pub(crate) fn text(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<String> {
-    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a str"))
+    given.extract().map_err(|_| invalid(given.py(), argument, given, "must be a str of valid Unicode"))
 }
 
 /// A sequence of ordinals.
 pub(crate) fn ordinals(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let reason = "must be a sequence of integers, each 0 or more";
-    given.extract().map_err(|_| invalid(given.py(), argument, given, reason))
+    let refuse = || invalid(given.py(), argument, given, "must be a sequence of integers, each 0 or more");
+    let items = given.extract::<Vec<Bound<'_, PyAny>>>().map_err(|_| refuse())?;
+    let ordinal = |item: &Bound<'_, PyAny>| if is_flag(item) { None } else { item.extract().ok() };
+    items.iter().map(ordinal).collect::<Option<_>>().ok_or_else(refuse)
 }

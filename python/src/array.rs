@@ -20,6 +20,7 @@ use uform::sys::Span;
 use uform::trainer::{View, ViewMut};
 use uform::vocabulary::Dtype;
 
+use crate::argument::is_flag;
 use crate::buffer::MOST_DIMENSIONS;
 use crate::dlpack::{self, Export};
 use crate::error::invalid;
@@ -306,13 +307,15 @@ impl Array {
 
 /// The shape that a caller gave: an integer, or a sequence of them.
 pub(crate) fn shape_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    if let Ok(extent) = given.extract::<usize>() {
+    let refuse = |reason: &str| invalid(given.py(), "shape", given, reason);
+    let extent = |item: &Bound<'_, PyAny>| if is_flag(item) { None } else { item.extract::<usize>().ok() };
+    if let Some(extent) = extent(given) {
         return Ok(vec![extent]);
     }
     let reason = "must be an integer or a sequence of integers, each 0 or more";
-    let shape = given.extract::<Vec<usize>>().map_err(|_| invalid(given.py(), "shape", given, reason))?;
-    if shape.len() > MOST_DIMENSIONS {
-        return Err(invalid(given.py(), "shape", given, "must have at most 64 dimensions"));
+    let items = given.extract::<Vec<Bound<'_, PyAny>>>().map_err(|_| refuse(reason))?;
+    if items.len() > MOST_DIMENSIONS {
+        return Err(refuse("must have at most 64 dimensions"));
     }
-    Ok(shape)
+    items.iter().map(extent).collect::<Option<_>>().ok_or_else(|| refuse(reason))
 }

@@ -10,7 +10,7 @@ use uform::trainer::Parameter;
 use crate::argument;
 use crate::array::{Access, Array};
 use crate::buffer::Buffer;
-use crate::error::{invalid, to_python, unsupported};
+use crate::error::{chained, invalid, to_python, unsupported};
 use crate::mesh::{Mesh, within};
 use crate::optimizer;
 
@@ -145,9 +145,11 @@ impl Trainer {
 /// The names and arrays that a caller gave.
 fn arrays_of(parameters: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Buffer)>> {
     let reason = "must be a mapping of names to arrays";
-    let refuse = || invalid(parameters.py(), "parameters", parameters, reason);
+    let py = parameters.py();
+    let refuse = || invalid(py, "parameters", parameters, reason);
     let mut arrays = Vec::new();
-    for item in parameters.cast::<PyMapping>().map_err(|_| refuse())?.items()?.iter() {
+    let items = parameters.cast::<PyMapping>().map_err(|_| refuse())?.items();
+    for item in items.map_err(|cause| chained(py, refuse(), cause))?.iter() {
         let (name, array) = item.extract::<(String, Bound<'_, PyAny>)>().map_err(|_| refuse())?;
         let buffer = Buffer::for_reading(&format!("parameter {name:?}"), &array)?;
         arrays.push((name, buffer));

@@ -1,11 +1,14 @@
 """The package as it is imported, typed and started."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import uform
 from harness import ROOT, clean_environment
+from packaging.tags import cpython_tags, parse_tag
 
 IMPORT = """
 import sys, time
@@ -55,6 +58,22 @@ def test_the_package_is_the_launcher() -> None:
     assert ended.returncode == 0
     assert "launch" in ended.stdout
     assert start("-m", "uform", "no-such-command").returncode != 0
+
+
+@pytest.mark.parametrize("minor", [13, 14, 15])
+def test_free_threaded_pythons_refuse_the_wheel(minor: int) -> None:
+    """The tags that pip computes decide what it installs, and can be computed for an interpreter that is not here."""
+    text = importlib.metadata.distribution("uform").read_text("WHEEL") or ""
+    tags = {
+        tag for line in text.splitlines() if line.startswith("Tag:") for tag in parse_tag(line[4:].strip())
+    }
+    assert {tag.abi for tag in tags} == {"abi3"}
+    platforms = [tag.platform for tag in tags]
+    ordinary, free = (
+        set(cpython_tags((3, minor), [f"cp3{minor}{suffix}"], platforms)) for suffix in ("", "t")
+    )
+    assert tags & ordinary
+    assert not tags & free
 
 
 def test_warnings_of_the_core_are_prefixed_lines() -> None:

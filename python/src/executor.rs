@@ -1,6 +1,7 @@
 //! `Executor`: the threads that run the calls of one process.
 #![allow(clippy::too_many_arguments, reason = "the signatures are those of the Python interface")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -9,9 +10,9 @@ use uform::HostOptions;
 use uform::sys::{Deadline, InterruptCheck};
 use uform::vocabulary::{GpuClass, Mood};
 
-use crate::argument;
 use crate::interrupt::blocking;
 use crate::vocabulary::{Enumeration, of_optional_argument};
+use crate::{argument, exit};
 
 /// How long leaving `with` and drain wait for calls that go on: as long as a verb may last.
 const WAIT: Duration = Duration::from_secs(1800);
@@ -21,7 +22,15 @@ const WAIT: Duration = Duration::from_secs(1800);
 /// Made by for_ram, or by Mesh.bootstrap(None, ...) from the topology.
 #[pyclass(frozen, module = "uform")]
 pub(crate) struct Executor {
-    pub(crate) inner: uform::Executor,
+    pub(crate) inner: Arc<uform::Executor>,
+}
+
+impl Executor {
+    pub(crate) fn new(inner: uform::Executor) -> Self {
+        let inner = Arc::new(inner);
+        exit::watch(&inner);
+        Self { inner }
+    }
 }
 
 #[pymethods]
@@ -48,7 +57,7 @@ impl Executor {
     ) -> PyResult<Self> {
         let options = host_options(threads, memory_domains, deferred_limit, cpu_class)?;
         let inner = blocking(cls.py(), |_| uform::Executor::for_ram(&options))?;
-        Ok(Self { inner })
+        Ok(Self::new(inner))
     }
 
     /// An executor on a thread pool that other code made; raises UnsupportedError: not in this version.
@@ -69,7 +78,7 @@ impl Executor {
         let pool = argument::count("pool", pool)?;
         host_options(None, memory_domains, deferred_limit, cpu_class)?;
         let inner = blocking(cls.py(), |_| uform::Executor::on_pool(pool))?;
-        Ok(Self { inner })
+        Ok(Self::new(inner))
     }
 
     /// An executor for GPU memory; raises UnsupportedError: not in this version.
@@ -99,7 +108,7 @@ impl Executor {
         of_optional_argument::<GpuClass>("gpu_class", gpu_class)?;
         host_options(None, memory_domains, deferred_limit, cpu_class)?;
         let inner = blocking(cls.py(), |_| uform::Executor::for_vram(devices.as_deref()))?;
-        Ok(Self { inner })
+        Ok(Self::new(inner))
     }
 
     /// How many threads it has, the caller's included.

@@ -8,6 +8,7 @@ mod command;
 mod dlpack;
 mod error;
 mod executor;
+mod exit;
 mod interface;
 mod interrupt;
 mod mesh;
@@ -25,6 +26,7 @@ use pyo3::prelude::*;
 fn _uform(module: &Bound<'_, PyModule>) -> PyResult<()> {
     report::start(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    exit::register(module)?;
     error::register(module)?;
     vocabulary::register(module)?;
     structseq::register(module)?;

@@ -61,13 +61,12 @@ impl Mesh {
                 Ok::<_, PyErr>(options.get().to_core())
             })
             .transpose()?;
-        let own = executor.map(|executor| executor.get().inner.clone());
-        let inner = blocking(py, |interrupt| {
-            uform::Mesh::bootstrap_within(own.as_ref(), options.as_ref(), interrupt)
-        })?;
+        let own = executor.map(|executor| &*executor.get().inner);
+        let inner =
+            blocking(py, |interrupt| uform::Mesh::bootstrap_within(own, options.as_ref(), interrupt))?;
         let executor = match executor {
             Some(executor) => executor.clone().unbind(),
-            None => Py::new(py, Executor { inner: inner.executor().clone() })?,
+            None => Py::new(py, Executor::new(inner.executor().clone()))?,
         };
         Ok(Self { inner, executor })
     }

@@ -225,27 +225,6 @@ with uform.Mesh.bootstrap(None, None) as mesh:
         assert f"done [{signal.SIGUSR1!r}]" in first.text() or "done [10]" in first.text()
 
 
-def test_ctrl_c_ends_bootstrap(tmp_path: Path) -> None:
-    program = """
-import os, time, uform
-print("starting", flush=True)
-try:
-    options = uform.MeshOptions(host_domain_count=2, directory=os.getcwd(), job="alone", timeout_seconds=60)
-    uform.Mesh.bootstrap(None, options)
-except KeyboardInterrupt:
-    print("KeyboardInterrupt", time.monotonic(), flush=True)
-"""
-    (tmp_path / "program.py").write_text(program)
-    with Members(tmp_path) as members:
-        member = members.start([sys.executable, "program.py"])
-        member.wait_for("starting")
-        time.sleep(1.0)
-        sent = time.monotonic()
-        os.kill(member.process.pid, signal.SIGINT)
-        assert member.wait(20) == 0
-        assert float(member.text().split()[-1]) - sent < 0.3
-
-
 def test_one_thread_waits_while_others_run(tmp_path: Path) -> None:
     program = """
 import threading, time, uform

@@ -1,7 +1,7 @@
-//! The end of the interpreter: nobody comes in once it has begun.
+//! The end of the interpreter: callbacks are not called once it has begun.
 //!
-//! A thread that attaches to an interpreter that ends is ended by it, in the middle of whatever frames it has; frames of
-//! Rust cannot be ended so, and the process would abort.
+//! A thread that runs Python code when the interpreter ends is ended by it, with all the frames it has. Frames of Rust cannot
+//! be ended so, and the process would abort.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,36 +17,26 @@ use crate::interrupt::blocking;
 /// How long the end of the interpreter waits for calls that go on.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long it then waits for threads that are on their way in, or in a callback.
+/// How long it then waits for callbacks that go on.
 const PASSAGE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Threads that may be attached, or are about to be.
+/// Threads of executors that run Python code, or are about to.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 static EXECUTORS: Mutex<Vec<Weak<uform::Executor>>> = Mutex::new(Vec::new());
 
-/// The right of a thread other than the main one to attach; the interpreter does not end before it is dropped.
+/// The right of an executor's thread to run Python code; the interpreter does not end before it is dropped.
 pub(crate) struct Passage(());
 
 impl Passage {
-    /// `None` once the interpreter ends.
+    /// `None` once the interpreter has begun to end.
     pub(crate) fn enter() -> Option<Self> {
         // Counted before the flag is read: either the end sees the count, or the thread sees the end.
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let passage = Self(());
         if IS_ENDING.load(Ordering::SeqCst) { None } else { Some(passage) }
-    }
-
-    /// For a thread that can go nowhere but in: once the interpreter ends it stays here until the process is gone.
-    pub(crate) fn enter_or_stay() -> Self {
-        loop {
-            if let Some(passage) = Self::enter() {
-                return passage;
-            }
-            std::thread::park();
-        }
     }
 }
 
@@ -64,7 +54,7 @@ pub(crate) fn watch(executor: &Arc<uform::Executor>) {
     executors.push(Arc::downgrade(executor));
 }
 
-/// Waits for the calls that go on, and lets no thread in afterwards; the interpreter calls it before it ends.
+/// Waits for the calls that go on, and lets no callback begin afterwards; the interpreter calls it before it ends.
 #[pyfunction]
 fn end(py: Python<'_>) -> PyResult<()> {
     let executors = EXECUTORS.lock().unwrap_or_else(PoisonError::into_inner).clone();

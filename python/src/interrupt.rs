@@ -7,7 +7,6 @@ use pyo3::prelude::*;
 use uform::sys::InterruptCheck;
 
 use crate::error::to_python;
-use crate::exit::Passage;
 
 /// How often a wait takes the interpreter's lock to look for signals; with the core's own interval below 100 ms.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -38,12 +37,7 @@ pub(crate) fn blocking<T: Send>(
         lock(&raised).is_some()
     };
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
-    let (result, passage) = py.detach(|| {
-        let result = call(if is_main { Some(&check) } else { None });
-        // The main thread ends the interpreter itself.
-        (result, if is_main { None } else { Some(Passage::enter_or_stay()) })
-    });
-    drop(passage);
+    let result = py.detach(|| call(if is_main { Some(&check) } else { None }));
     match (lock(&raised).take(), result) {
         // What a handler raised is never lost, even where the call ended another way meanwhile.
         (Some(error), _) => Err(error),

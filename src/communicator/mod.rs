@@ -1,6 +1,9 @@
 //! Moving and reducing bytes inside one group: the trait every backend implements, and its conformance rules.
 
+mod announcement;
 pub mod ccl;
+mod descriptor;
+mod handshake;
 pub mod mpi;
 mod progress;
 mod reduce;

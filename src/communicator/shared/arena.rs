@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::control::{Descriptor, Lies};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator, Turn, join};
 use crate::communicator::SharedArena;
+use crate::communicator::descriptor::{Descriptor, Lies};
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut};

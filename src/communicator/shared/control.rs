@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::communicator::descriptor::{Cause, Descriptor, Lies};
 use crate::error::Result;
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut, futex};
@@ -37,72 +38,6 @@ pub(super) enum State {
     Live,
     Closed,
     Left,
-}
-
-/// Why a member left: the member that it blames, and what happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cause {
-    /// The index that was lost, `None` if nobody else is to blame.
-    pub(super) lost: Option<usize>,
-    pub(super) text: String,
-}
-
-/// A call as the members of a group compare it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descriptor {
-    pub(super) sequence: u64,
-    pub(super) verb: Verb,
-    pub(super) dtype: Dtype,
-    pub(super) op: ReduceOp,
-    pub(super) count: u64,
-    pub(super) root: u64,
-    /// Where the array lies in an arena of the group; not compared.
-    pub(super) lies: Option<Lies>,
-}
-
-/// A place in a member's own part of an arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lies {
-    /// The number of the arena in the group, from 1.
-    pub(super) arena: u64,
-    pub(super) offset: u64,
-}
-
-impl Descriptor {
-    /// The field in which two calls differ, if one does that matters for their verb.
-    pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
-        let is_rooted = self.verb == Verb::Broadcast;
-        let reduces = matches!(self.verb, Verb::AllReduce | Verb::ReduceScatter);
-        if self.sequence != other.sequence {
-            Some("the number of the call")
-        } else if self.verb != other.verb {
-            Some("the verb")
-        } else if self.dtype != other.dtype {
-            Some("the element type")
-        } else if reduces && self.op != other.op {
-            Some("the operation")
-        } else if self.count != other.count {
-            Some("the count")
-        } else if is_rooted && self.root != other.root {
-            Some("the root")
-        } else {
-            None
-        }
-    }
-}
-
-impl std::fmt::Display for Descriptor {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} #{}", self.verb.word(), self.sequence)?;
-        match self.verb {
-            Verb::AllReduce | Verb::ReduceScatter => {
-                write!(formatter, "({} {}, {})", self.count, self.dtype, self.op)
-            }
-            Verb::Broadcast => write!(formatter, "({} {}, root {})", self.count, self.dtype, self.root),
-            Verb::Barrier | Verb::Arena => Ok(()),
-            _ => write!(formatter, "({} {})", self.count, self.dtype),
-        }
-    }
 }
 
 /// The place of a step of a call in the order of all steps.
@@ -325,21 +260,5 @@ mod tests {
         assert_eq!((control.state(), control.cause().text.as_str()), (State::Left, "line line"));
         control.segment.word64(CAUSE + 8).expect("within").store(u64::MAX, Ordering::SeqCst);
         assert_eq!(control.cause().text.len(), TEXT_LIMIT);
-    }
-
-    #[test]
-    fn only_what_matters_for_a_verb_is_compared() {
-        let one = Descriptor {
-            sequence: 1,
-            verb: Verb::Broadcast,
-            dtype: Dtype::F32,
-            op: ReduceOp::Sum,
-            count: 1,
-            root: 0,
-            lies: None,
-        };
-        assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);
-        assert_eq!(one.difference(&Descriptor { root: 1, ..one }), Some("the root"));
-        assert_eq!(one.difference(&Descriptor { dtype: Dtype::F64, ..one }), Some("the element type"));
     }
 }

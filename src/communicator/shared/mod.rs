@@ -2,7 +2,6 @@
 
 mod arena;
 mod control;
-mod handshake;
 mod join;
 mod payload;
 mod proof;
@@ -15,8 +14,9 @@ use std::time::Duration;
 
 pub use proof::{Listener, Proof};
 
-use self::control::{Cause, Control, Descriptor};
+use self::control::Control;
 use self::watch::Watch;
+use super::descriptor::{self, Cause, Descriptor, again};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
@@ -181,23 +181,7 @@ impl SharedCommunicator {
 
     fn compare(&self, own: &Descriptor) -> Result<()> {
         let calls = self.controls.iter().map(|control| control.descriptor(own.sequence));
-        let calls = calls.collect::<Vec<_>>();
-        let first = calls.first().copied().flatten();
-        // All members find the same: each call is compared with that of the first seat, in the order of seats.
-        let differs = |call: &Option<Descriptor>| {
-            first.zip(*call).is_none_or(|(one, other)| one.difference(&other).is_some())
-        };
-        let Some(seat) = calls.iter().position(differs) else { return Ok(()) };
-        let mine_differs = calls.get(self.own).is_none_or(differs);
-        let seat = if mine_differs { 0 } else { seat };
-        let theirs = calls.get(seat).copied().flatten();
-        let field = theirs.and_then(|theirs| own.difference(&theirs)).unwrap_or("the call");
-        Err(Error::Disagreed {
-            field: format!("{field} of a call"),
-            mine: format!("{own}, index {}", self.seats[self.own]),
-            theirs: theirs.map_or_else(|| "no readable call".to_owned(), |theirs| theirs.to_string()),
-            index: self.seats[seat],
-        })
+        descriptor::compare(own, self.own, &calls.collect::<Vec<_>>(), &self.seats)
     }
 
     /// Ends a call: its place is the last, or, after an error that others cannot follow, the group is ended.
@@ -208,15 +192,7 @@ impl SharedCommunicator {
                 result
             }
             Err(error) => {
-                let lost = match &error {
-                    Error::Lost { index, .. } => Some(*index),
-                    _ => None,
-                };
-                let text = match &error {
-                    Error::Lost { phase, .. } => phase.clone(),
-                    other => format!("left {}: {other}", watch.phase),
-                };
-                self.own_control().leave(&Cause { lost, text });
+                self.own_control().leave(&Cause::of(&error, &watch.phase));
                 self.linger(watch);
                 turn.ended = Some(again(&error));
                 Err(error)
@@ -227,22 +203,6 @@ impl SharedCommunicator {
     /// The descriptor of a call without payload.
     fn descriptor(verb: Verb, sequence: u64) -> Descriptor {
         Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, lies: None }
-    }
-}
-
-/// The same error once more, for the calls after the one that met it.
-fn again(error: &Error) -> Error {
-    match error {
-        Error::Lost { index, host, pid, phase } => {
-            Error::Lost { index: *index, host: host.clone(), pid: *pid, phase: phase.clone() }
-        }
-        Error::TimedOut { phase, waited, missing } => {
-            Error::TimedOut { phase: phase.clone(), waited: *waited, missing: missing.clone() }
-        }
-        Error::Interrupted { phase, waited } => Error::Interrupted { phase: phase.clone(), waited: *waited },
-        other => {
-            Error::Closed { what: "the group".to_owned(), why: format!("an earlier call failed: {other}") }
-        }
     }
 }
 

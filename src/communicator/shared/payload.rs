@@ -6,12 +6,13 @@
 use std::ops::Range;
 
 use super::arena::{Array, Parts};
-use super::control::{self, Descriptor, INLINE_BYTES, LAST_STEP};
+use super::control::{self, INLINE_BYTES, LAST_STEP};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
+use crate::communicator::descriptor::{self, Descriptor};
 use crate::communicator::reduce::{pieces, share};
-use crate::error::{Error, Result};
-use crate::sys::kernel::{Table, reduce};
+use crate::error::Result;
+use crate::sys::kernel::Table;
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Verb;
 
@@ -26,76 +27,15 @@ struct Work<'c, 'a> {
     kernels: Table,
 }
 
-fn invalid(argument: &str, value: usize, reason: String) -> Error {
-    Error::invalid(argument, format!("{value} bytes"), "call", reason)
-}
-
 impl SharedCommunicator {
     /// Checks a call before it takes a number; gives its count.
     pub(super) fn check(&self, call: &Call<'_>) -> Result<usize> {
-        let (size, members) = (call.dtype.size_bytes(), self.seats.len());
-        let output = call.output.byte_count();
-        let input = call.input.map(|input| input.byte_count());
-        if !output.is_multiple_of(size) {
-            return Err(invalid("output", output, format!("must be whole elements of {size} bytes")));
-        }
-        let expect = |argument: &str, value: usize, wanted: usize| {
-            let reason = format!("must be {wanted} bytes, since the output has {output}");
-            if value == wanted { Ok(()) } else { Err(invalid(argument, value, reason)) }
-        };
-        let mut count = output / size;
-        match call.verb {
-            Verb::AllReduce => {
-                reduce::check(call.dtype, call.op)?;
-                expect("input", input.unwrap_or(output), output)?;
-            }
-            Verb::Broadcast => {
-                if call.root >= members {
-                    let reason = format!("must be below {members}");
-                    return Err(Error::invalid("root", call.root, "call", reason));
-                }
-                if let Some(input) = input {
-                    return Err(invalid(
-                        "input",
-                        input,
-                        "must be none: a broadcast works in place".to_owned(),
-                    ));
-                }
-            }
-            Verb::AllGather | Verb::Exchange => {
-                if !count.is_multiple_of(members) {
-                    let reason = format!("must be a multiple of {members} elements of {size} bytes");
-                    return Err(invalid("output", output, reason));
-                }
-                count /= members;
-                expect("input", input.unwrap_or(count * size), count * size)?;
-            }
-            Verb::ReduceScatter => {
-                reduce::check(call.dtype, call.op)?;
-                let Some(input) = input else {
-                    return Err(invalid(
-                        "input",
-                        0,
-                        "must be given: there is no reduce_scatter in place".to_owned(),
-                    ));
-                };
-                expect("input", input, output.saturating_mul(members))?;
-            }
-            Verb::Barrier => {
-                expect("input", input.unwrap_or(0), 0)?;
-                if output != 0 {
-                    return Err(invalid(
-                        "output",
-                        output,
-                        "must be empty: a barrier moves nothing".to_owned(),
-                    ));
-                }
-            }
-            _ => return Err(Error::unsupported(call.verb.word(), "it is not in this version")),
-        }
-        let steps = (count as u64).saturating_mul(2) / ((self.piece_bytes / (size * members)).max(1) as u64);
-        if steps + 8 > LAST_STEP {
-            return Err(invalid("output", output, "has more pieces than one call can count".to_owned()));
+        let members = self.seats.len();
+        let count = descriptor::check(call, members)?;
+        let piece = (self.piece_bytes / (call.dtype.size_bytes() * members)).max(1) as u64;
+        if (count as u64).saturating_mul(2) / piece + 8 > LAST_STEP {
+            let reason = "has more pieces than one call can count".to_owned();
+            return Err(descriptor::invalid("output", call.output.byte_count(), reason));
         }
         Ok(count)
     }

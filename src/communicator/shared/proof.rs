@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::handshake::{Challenge, Greeting, Pair, Side};
+use crate::communicator::handshake::{Challenge, Greeting, Medium, Pair, Side};
 use crate::error::{Error, Missing, Result};
 use crate::rendezvous::RunKey;
 use crate::sys::peer::Peer;
@@ -317,7 +317,7 @@ impl Gathering<'_> {
                 let heard = match conversation.hear() {
                     Heard::Silence => return Ok(Some(Guest::New(conversation))),
                     Heard::End => return Ok(None),
-                    Heard::Message(bytes, _) => Greeting::decode(&bytes),
+                    Heard::Message(bytes, _) => Greeting::decode(&bytes, Medium::Unix),
                 };
                 let Some(Greeting::Hello { from, to, challenge }) = heard else { return Ok(None) };
                 let index = from as usize;
@@ -329,10 +329,15 @@ impl Gathering<'_> {
                     return Ok(None);
                 }
                 let own = random::bytes()?;
-                let pair =
-                    Pair { lower: to, higher: from, lower_challenge: own, higher_challenge: challenge };
+                let pair = Pair {
+                    medium: Medium::Unix,
+                    lower: to,
+                    higher: from,
+                    lower_challenge: own,
+                    higher_challenge: challenge,
+                };
                 let answer = Greeting::Answer { challenge: own, tag: pair.tag(self.key, Side::Lower) };
-                if !conversation.send(&answer.encode(), None) {
+                if !conversation.send(&answer.encode(Medium::Unix), None) {
                     return Ok(None);
                 }
                 Ok(Some(Guest::Answered(conversation, index, pair)))
@@ -341,7 +346,7 @@ impl Gathering<'_> {
                 let (heard, file) = match conversation.hear() {
                     Heard::Silence => return Ok(Some(Guest::Answered(conversation, index, pair))),
                     Heard::End => return Ok(None),
-                    Heard::Message(bytes, file) => (Greeting::decode(&bytes), file),
+                    Heard::Message(bytes, file) => (Greeting::decode(&bytes, Medium::Unix), file),
                 };
                 let (Some(Greeting::Proof { tag, address }), Some(file)) = (heard, file) else {
                     return Ok(None);
@@ -352,7 +357,7 @@ impl Gathering<'_> {
                     return Ok(None);
                 }
                 let welcome = Greeting::Welcome { address: self.address() };
-                if !conversation.send(&welcome.encode(), Some(self.trial.file())) {
+                if !conversation.send(&welcome.encode(Medium::Unix), Some(self.trial.file())) {
                     return Ok(None);
                 }
                 self.believe(index, conversation, file, address)?;
@@ -369,11 +374,16 @@ impl Gathering<'_> {
                 let heard = match conversation.hear() {
                     Heard::Silence => return Ok(Call::Greeted(conversation, own)),
                     Heard::End => return Ok(Call::Idle),
-                    Heard::Message(bytes, _) => Greeting::decode(&bytes),
+                    Heard::Message(bytes, _) => Greeting::decode(&bytes, Medium::Unix),
                 };
                 let (lower, higher) = (number(to), number(self.index));
-                let pair =
-                    |challenge| Pair { lower, higher, lower_challenge: challenge, higher_challenge: own };
+                let pair = |challenge| Pair {
+                    medium: Medium::Unix,
+                    lower,
+                    higher,
+                    lower_challenge: challenge,
+                    higher_challenge: own,
+                };
                 let pair = match heard {
                     Some(Greeting::Answer { challenge, tag })
                         if pair(challenge).is_proved(self.key, Side::Lower, &tag) =>
@@ -384,7 +394,7 @@ impl Gathering<'_> {
                 };
                 let greeting =
                     Greeting::Proof { tag: pair.tag(self.key, Side::Higher), address: self.address() };
-                if !conversation.send(&greeting.encode(), Some(self.trial.file())) {
+                if !conversation.send(&greeting.encode(Medium::Unix), Some(self.trial.file())) {
                     return Ok(Call::Idle);
                 }
                 Ok(Call::Proved(conversation, pair))
@@ -393,7 +403,7 @@ impl Gathering<'_> {
                 let (heard, file) = match conversation.hear() {
                     Heard::Silence => return Ok(Call::Proved(conversation, pair)),
                     Heard::End => return Ok(Call::Idle),
-                    Heard::Message(bytes, file) => (Greeting::decode(&bytes), file),
+                    Heard::Message(bytes, file) => (Greeting::decode(&bytes, Medium::Unix), file),
                 };
                 let (Some(Greeting::Welcome { address }), Some(file)) = (heard, file) else {
                     return Err(self.stranger(to));
@@ -415,7 +425,7 @@ impl Gathering<'_> {
                 }
                 let challenge = random::bytes()?;
                 let hello = Greeting::Hello { from: number(self.index), to: number(to), challenge };
-                if conversation.send(&hello.encode(), None) {
+                if conversation.send(&hello.encode(Medium::Unix), None) {
                     Ok(Call::Greeted(conversation, challenge))
                 } else {
                     Ok(Call::Idle)

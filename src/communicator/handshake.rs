@@ -1,7 +1,7 @@
 //! What two members say to each other before one believes the other, as bytes.
 //!
 //! The one with the higher index connects and says hello; each then proves that it knows the run's key by a MAC over
-//! both indexes and both nonces. What a stranger sends decodes to `None`.
+//! the medium, both indexes and both nonces. What a stranger sends decodes to `None`.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -12,6 +12,28 @@ use crate::rendezvous::RunKey;
 pub(super) type Challenge = [u8; 32];
 /// Proof of the run's key.
 pub(super) type Tag = [u8; 32];
+
+/// What a connection is for: a proof for one medium is none for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Medium {
+    /// A unix socket between members of one host.
+    Unix,
+    /// The connection that agrees on calls between hosts, and tells of death.
+    Control,
+    /// The connection that carries payload between hosts.
+    Data,
+}
+
+impl Medium {
+    /// The first bytes of every message: medium and version.
+    const fn magic(self) -> &'static [u8; 8] {
+        match self {
+            Self::Unix => b"uform-s1",
+            Self::Control => b"uform-c1",
+            Self::Data => b"uform-d1",
+        }
+    }
+}
 
 /// Which way a proof goes: one side's proof is none for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +57,12 @@ pub(super) enum Greeting {
     Welcome { address: u64 },
 }
 
-const MAGIC: &[u8; 8] = b"uform-s1";
+/// The bytes of the longest greeting.
+pub(super) const GREETING_LIMIT: usize = 8 + 1 + 32 + 32;
 
 impl Greeting {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+    pub(super) fn encode(&self, medium: Medium) -> Vec<u8> {
+        let mut bytes = medium.magic().to_vec();
         match self {
             Self::Hello { from, to, challenge } => {
                 bytes.push(1);
@@ -65,8 +88,9 @@ impl Greeting {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, rest) = bytes.strip_prefix(MAGIC)?.split_first()?;
+    /// The greeting in `bytes`, if it is a whole one of this medium.
+    pub(super) fn decode(bytes: &[u8], medium: Medium) -> Option<Self> {
+        let (kind, rest) = bytes.strip_prefix(medium.magic())?.split_first()?;
         let mut reader = Reader(rest);
         let greeting = match kind {
             1 => Self::Hello { from: reader.number()?, to: reader.number()?, challenge: reader.take()? },
@@ -101,6 +125,7 @@ impl Reader<'_> {
 /// One connection between two indexes, as both sides know it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
+    pub(super) medium: Medium,
     pub(super) lower: u32,
     pub(super) higher: u32,
     pub(super) lower_challenge: Challenge,
@@ -110,7 +135,7 @@ pub(super) struct Pair {
 impl Pair {
     fn mac(&self, key: &RunKey, side: Side) -> Option<Hmac<Sha256>> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).ok()?;
-        mac.update(MAGIC);
+        mac.update(self.medium.magic());
         mac.update(match side {
             Side::Lower => b"lower",
             Side::Higher => b"upper",
@@ -146,25 +171,29 @@ mod tests {
             Greeting::Welcome { address: 9 },
         ];
         for greeting in greetings {
-            let mut bytes = greeting.encode();
-            assert_eq!(Greeting::decode(&bytes), Some(greeting));
+            let mut bytes = greeting.encode(Medium::Unix);
+            assert!(bytes.len() <= GREETING_LIMIT);
+            assert_eq!(Greeting::decode(&bytes, Medium::Unix), Some(greeting));
+            assert_eq!(Greeting::decode(&bytes, Medium::Data), None);
             bytes.push(0);
-            assert_eq!(Greeting::decode(&bytes), None);
+            assert_eq!(Greeting::decode(&bytes, Medium::Unix), None);
             bytes.truncate(bytes.len() - 2);
-            assert_eq!(Greeting::decode(&bytes), None);
+            assert_eq!(Greeting::decode(&bytes, Medium::Unix), None);
         }
-        assert_eq!(Greeting::decode(b"GET / HTTP/1.1"), None);
-        assert_eq!(Greeting::decode(b""), None);
+        assert_eq!(Greeting::decode(b"GET / HTTP/1.1", Medium::Unix), None);
+        assert_eq!(Greeting::decode(b"", Medium::Unix), None);
     }
 
     #[test]
-    fn a_proof_counts_for_one_side_one_pair_and_one_key() {
-        let pair = Pair { lower: 0, higher: 1, lower_challenge: [1; 32], higher_challenge: [2; 32] };
+    fn a_proof_counts_for_one_side_one_pair_one_medium_and_one_key() {
+        let medium = Medium::Control;
+        let pair = Pair { medium, lower: 0, higher: 1, lower_challenge: [1; 32], higher_challenge: [2; 32] };
         let key = RunKey([9; 32]);
         let tag = pair.tag(&key, Side::Higher);
         assert!(pair.is_proved(&key, Side::Higher, &tag));
         assert!(!pair.is_proved(&key, Side::Lower, &tag));
         assert!(!pair.is_proved(&RunKey([8; 32]), Side::Higher, &tag));
+        assert!(!Pair { medium: Medium::Data, ..pair }.is_proved(&key, Side::Higher, &tag));
         assert!(!Pair { higher: 2, ..pair }.is_proved(&key, Side::Higher, &tag));
         assert!(!Pair { lower_challenge: [3; 32], ..pair }.is_proved(&key, Side::Higher, &tag));
     }

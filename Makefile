@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python toolchain launchers
+	test-rust test-python toolchain launchers network
 
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
@@ -29,7 +29,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -57,6 +57,12 @@ launchers:
 	fi
 
 # --- Rust ---------------------------------------------------------------------------------------------------------
+
+# Tests of several hosts make network namespaces by `ip`, which a small Debian lacks.
+network:
+	@if ! command -v ip >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2 >/dev/null; \
+	fi
 
 lint-rust:
 	cargo fmt --all --check

@@ -8,6 +8,7 @@ pub mod hostlist;
 mod hydra;
 mod job;
 mod kubernetes;
+pub mod interface;
 mod launcher;
 mod lsf;
 mod machine;

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Errors say what happened, which member was concerned, and what to do: see [`Error`]. Every wait has a deadline.
-//! This version works on host memory, within one host.
+//! This version works on host memory, within a host and, but for the trainer, between hosts over TCP.
 
 pub mod checkpoint;
 pub mod communicator;

@@ -13,5 +13,6 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::communicator::ROLES,
     failure::limits::ROLES,
     failure::mesh::ROLES,
+    failure::network::ROLES,
     failure::rendezvous::ROLES,
 ];

@@ -1,17 +1,401 @@
-//! Host memory between hosts over TCP, where there is no MPI.
+//! The backend for members of different hosts: two streams between every two of them, and no thread of its own.
+//!
+//! Payload is neither encrypted nor proved after the connection has proved the run's key: who can change packets between
+//! the hosts can change the numbers.
 
-use std::sync::Arc;
+mod address;
+mod connect;
+mod dial;
+mod flow;
+mod payload;
+mod peer;
+mod wire;
 
-use super::Communicator;
-use crate::error::Result;
-use crate::sys::{Deadline, absent};
-use crate::topology::Group;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
-/// Joins a group whose members do not share memory; `apart` says which, for messages.
+pub use address::{Admits, Selection};
+pub use connect::{Links, Listener, Run};
+
+use self::flow::Scratch;
+use self::peer::{Heard, Peer};
+use self::wire::Frame;
+use super::announcement::{self, Part};
+use super::descriptor::{self, Cause, Descriptor, again};
+use super::{Call, Communicator, SharedArena};
+use crate::error::{Error, Missing, Result};
+use crate::sys::network::Awaited;
+use crate::sys::shared::Segment;
+use crate::sys::{Deadline, Span, SpanMut, network, process};
+use crate::topology::{Group, Process};
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// Bytes of one piece: contributions are combined piece by piece.
+const PIECE_BYTES: usize = 256 << 10;
+/// When a call that still waits says so.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A group whose members are connected over the network.
 ///
-/// # Errors
-/// `Unsupported` in this version, with `apart` as the reason.
-pub fn join(group: &Group, apart: &str, _deadline: &Deadline<'_>) -> Result<Arc<dyn Communicator>> {
-    let what = format!("group {} of {} members over several hosts", group.name, group.seats.len());
-    absent::open_network(&what, apart).map(|never| match never {})
+/// One call at a time: a second one at the same time is `Contended`.
+pub struct TcpCommunicator {
+    name: String,
+    seats: Vec<usize>,
+    own: usize,
+    process: Process,
+    pid: u32,
+    piece_bytes: usize,
+    silence: Duration,
+    /// By seat; this member has no peer in itself.
+    peers: Vec<Option<Peer>>,
+    /// The number of the call that was begun last.
+    sequence: AtomicU64,
+    turn: Mutex<Turn>,
+    is_closed: AtomicBool,
+}
+
+/// What only the member in a call touches.
+#[derive(Debug, Default)]
+struct Turn {
+    /// By seat.
+    heard: Vec<Heard>,
+    scratch: Scratch,
+    ended: Option<Error>,
+}
+
+/// One call as its waits see it.
+struct Watch<'a> {
+    sequence: u64,
+    phase: String,
+    deadline: &'a Deadline<'a>,
+    was_warned: Cell<bool>,
+    looked: Cell<Instant>,
+}
+
+/// Memory of this member alone: no other host sees it.
+#[derive(Debug)]
+struct OwnPart {
+    segment: Segment,
+    seat: usize,
+}
+
+impl SharedArena for OwnPart {
+    fn part(&self, seat: usize) -> Option<Span<'_>> {
+        (seat == self.seat).then(|| self.segment.span())
+    }
+
+    fn part_mut(&self, seat: usize) -> Option<SpanMut<'_>> {
+        (seat == self.seat).then(|| self.segment.span_mut())
+    }
+
+    fn seat(&self) -> usize {
+        self.seat
+    }
+}
+
+impl std::fmt::Debug for TcpCommunicator {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "TcpCommunicator({}, seat {} of {})", self.name, self.own, self.seats.len())
+    }
+}
+
+impl TcpCommunicator {
+    /// Joins a group of members that this one is connected to. Collective, and nothing is said for it.
+    ///
+    /// # Errors
+    /// `Invalid` for a group that this member has no seat in, or with a member that it is not connected to.
+    pub fn join(links: Links, group: &Group) -> Result<Arc<Self>> {
+        Self::join_with(links, group, PIECE_BYTES)
+    }
+
+    /// Joins with pieces of another size, which may differ between members.
+    ///
+    /// # Errors
+    /// As [`TcpCommunicator::join`].
+    pub fn join_with(mut links: Links, group: &Group, piece_bytes: usize) -> Result<Arc<Self>> {
+        if group.seats.get(group.own) != Some(&links.index) {
+            let reason = format!("must be the seat of index {} in {:?}", links.index, group.seats);
+            return Err(Error::invalid("own", group.own, "group", reason));
+        }
+        let mut peers = Vec::with_capacity(group.seats.len());
+        for (seat, index) in group.seats.iter().enumerate() {
+            let link = if seat == group.own { None } else { links.links.remove(index) };
+            if link.is_none() && seat != group.own {
+                return Err(Error::invalid("group", index, group.name.clone(), "is not connected"));
+            }
+            peers.push(link.map(|link| Peer::new(*index, link)));
+        }
+        let heard = peers.iter().map(|_| Heard::default()).collect();
+        Ok(Arc::new(Self {
+            name: group.name.clone(),
+            seats: group.seats.clone(),
+            own: group.own,
+            process: links.own,
+            pid: process::pid(),
+            piece_bytes: payload::piece_bytes(piece_bytes, group.seats.len()),
+            silence: links.silence,
+            peers,
+            sequence: AtomicU64::new(0),
+            turn: Mutex::new(Turn { heard, ..Turn::default() }),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.iter().flatten()
+    }
+
+    fn closed(&self) -> Option<Error> {
+        let why = if process::pid() != self.pid {
+            "it was made before a fork; open another in this process"
+        } else if self.is_closed.load(Ordering::SeqCst) {
+            "it was closed by this member"
+        } else {
+            return None;
+        };
+        Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
+    }
+
+    /// Takes the turn, or says why this group makes no more calls.
+    fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let what = format!("the group {}", self.name);
+                let holder = format!("another call than this {}", verb.word());
+                return Err(Error::Contended { what, holder, waited: Duration::ZERO });
+            }
+        };
+        match &turn.ended {
+            Some(error) => Err(again(error)),
+            None => Ok(turn),
+        }
+    }
+
+    fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
+        // Only the holder of the turn counts.
+        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
+        let phase = format!("{} #{sequence}", verb.word());
+        let (was_warned, looked) = (Cell::new(false), Cell::new(Instant::now()));
+        Watch { sequence, phase, deadline, was_warned, looked }
+    }
+
+    /// Tells everybody the call, waits for everybody's, and compares them.
+    fn enter(&self, turn: &mut Turn, watch: &Watch<'_>, own: &Descriptor, inline: Vec<u8>) -> Result<()> {
+        let frame = Frame::Enter(*own, inline);
+        self.peers().for_each(|peer| peer.post(&frame));
+        let heard = &mut turn.heard;
+        loop {
+            for (peer, heard) in self.peers.iter().zip(&mut *heard) {
+                if let (Some(peer), true) = (peer, heard.calls.is_empty()) {
+                    peer.listen(heard);
+                }
+            }
+            let is_lagging = |seat: &usize| *seat != self.own && heard[*seat].calls.is_empty();
+            let lagging = (0..self.seats.len()).filter(is_lagging).collect::<Vec<_>>();
+            if lagging.is_empty() {
+                break;
+            }
+            self.look(watch, heard, &lagging)?;
+            let lagging = lagging.into_iter().filter(|seat| heard[*seat].calls.is_empty());
+            for seat in lagging {
+                let peer = self.peers[seat].as_ref();
+                let gone =
+                    peer.and_then(|peer| peer.gone(&heard[seat], watch.sequence, &watch.phase, self.silence));
+                if let Some(error) = gone {
+                    return Err(error);
+                }
+            }
+            network::wait(&self.controls(heard), watch.deadline.pause());
+        }
+        // One that came and gave up has left this call to nobody.
+        for (peer, heard) in self.peers.iter().zip(&*heard) {
+            let cause = peer.as_ref().and_then(|peer| self.cause(peer, heard, watch.sequence));
+            if let Some(error) = cause {
+                return Err(error);
+            }
+        }
+        let call = |seat: usize| {
+            if seat == self.own { Some(*own) } else { heard[seat].calls.front().map(|(call, _)| *call) }
+        };
+        let calls = (0..self.seats.len()).map(call).collect::<Vec<_>>();
+        descriptor::compare(own, self.own, &calls, &self.seats)
+    }
+
+    /// The control connections as they are waited for; one that has ended has nothing to say.
+    fn controls(&self, heard: &[Heard]) -> Vec<Awaited<'_>> {
+        let living = self.peers.iter().zip(heard).filter(|(_, heard)| heard.end.is_none());
+        living
+            .filter_map(|(peer, _)| peer.as_ref())
+            .map(|peer| (peer.control.descriptor(), true, peer.flush()))
+            .collect()
+    }
+
+    /// Everything that ends a wait but its success; hears what all peers have said.
+    fn look(&self, watch: &Watch<'_>, heard: &mut [Heard], lagging: &[usize]) -> Result<()> {
+        watch.looked.set(Instant::now());
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        watch.deadline.check_interrupt(&watch.phase)?;
+        for (peer, heard) in self.peers.iter().zip(&mut *heard) {
+            let Some(peer) = peer else { continue };
+            peer.flush();
+            peer.listen(heard);
+            if let Some(error) = self.cause(peer, heard, watch.sequence) {
+                return Err(error);
+            }
+        }
+        let missing = || {
+            let word = |seat: &usize| Missing {
+                index: self.seats[*seat],
+                last_word: self.peers[*seat]
+                    .as_ref()
+                    .map_or_else(String::new, |peer| peer.last_word(&heard[*seat], watch.sequence)),
+            };
+            lagging.iter().map(word).collect::<Vec<_>>()
+        };
+        if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
+            let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
+            let names = names.collect::<Vec<_>>().join("; ");
+            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase);
+        }
+        if watch.deadline.passed() && !lagging.is_empty() {
+            let (phase, waited) = (watch.phase.clone(), watch.deadline.waited());
+            return Err(Error::TimedOut { phase, waited, missing: missing() });
+        }
+        Ok(())
+    }
+
+    /// The error of a peer that has left this call, or an earlier one.
+    fn cause(&self, peer: &Peer, heard: &Heard, sequence: u64) -> Option<Error> {
+        let (_, cause) = heard.left.as_ref().filter(|(left, _)| *left <= sequence)?;
+        let index = cause.lost.unwrap_or(peer.index);
+        let blamed = self.peers().find(|peer| peer.index == index).map(|peer| &peer.process);
+        let process = if index == self.seats[self.own] { Some(&self.process) } else { blamed };
+        Some(Error::Lost {
+            index,
+            host: process.map_or_else(String::new, |process| process.host_name.clone()),
+            pid: process.map_or(0, |process| process.pid),
+            phase: cause.text.clone(),
+        })
+    }
+
+    /// Ends a call: its messages are forgotten, or, after an error that others cannot follow, the group is ended.
+    fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
+        match result {
+            Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
+                for heard in &mut turn.heard {
+                    heard.calls.pop_front();
+                }
+                result
+            }
+            Err(error) => {
+                let frame = Frame::Leave(watch.sequence, Cause::of(&error, &watch.phase));
+                self.peers().for_each(|peer| peer.post(&frame));
+                turn.ended = Some(again(&error));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Communicator for TcpCommunicator {
+    fn seat(&self) -> usize {
+        self.own
+    }
+
+    fn count(&self) -> usize {
+        self.seats.len()
+    }
+
+    fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let count = descriptor::check(&call, self.seats.len())?;
+        let mut turn = self.begin(call.verb)?;
+        let inline = self.contribution(&call, count)?;
+        if matches!(call.verb, Verb::AllReduce | Verb::ReduceScatter) && inline.is_empty() && count > 0 {
+            turn.scratch.prepare(self.seats.len() - 1, self.piece_bytes)?;
+        }
+        let watch = self.watch(call.verb, deadline);
+        let descriptor = Descriptor {
+            sequence: watch.sequence,
+            verb: call.verb,
+            dtype: call.dtype,
+            op: call.op,
+            count: count as u64,
+            root: call.root as u64,
+            lies: None,
+        };
+        let entered = self.enter(&mut turn, &watch, &descriptor, inline.clone());
+        let result = entered.and_then(|()| self.carry(&mut turn, &watch, &descriptor, &inline, &mut call));
+        self.finish(&mut turn, &watch, result)
+    }
+
+    fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
+        let mut turn = self.begin(Verb::Arena)?;
+        let reserved = Segment::reserve("uform-arena", byte_count);
+        let said = announcement::encode(&reserved.as_ref().map(|segment| segment.byte_count() as u64));
+        let watch = self.watch(Verb::Arena, deadline);
+        let descriptor = Descriptor {
+            sequence: watch.sequence,
+            verb: Verb::Arena,
+            dtype: Dtype::U8,
+            op: ReduceOp::Sum,
+            count: 0,
+            root: 0,
+            lies: None,
+        };
+        let entered = self.enter(&mut turn, &watch, &descriptor, said);
+        let mut reserved = Some(reserved);
+        let mut segment = None;
+        let agreed = entered.and_then(|()| {
+            for (seat, index) in self.seats.iter().enumerate() {
+                if let Some(found) = reserved.take_if(|_| seat == self.own) {
+                    segment = Some(found.map_err(|error| announcement::decoded(&error, *index))?);
+                    continue;
+                }
+                let said = turn.heard[seat].calls.front().map_or(&[][..], |(_, said)| said);
+                if let Part::Failed(error) = announcement::decode(said, *index) {
+                    return Err(error);
+                }
+            }
+            Ok(())
+        });
+        self.finish(&mut turn, &watch, agreed)?;
+        let seat = self.own;
+        segment
+            .map(|segment| Arc::new(OwnPart { segment, seat }) as Arc<dyn SharedArena>)
+            .ok_or_else(|| Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() })
+    }
+
+    fn refuse(&self, verb: Verb, reason: &Error) {
+        if self.closed().is_none() {
+            let text = format!("refused {}: {reason}", verb.word());
+            let frame = Frame::Refusal(self.sequence.load(Ordering::SeqCst), text);
+            self.peers().for_each(|peer| peer.post(&frame));
+        }
+    }
+
+    fn close(&self) {
+        if process::pid() == self.pid && !self.is_closed.swap(true, Ordering::SeqCst) {
+            let frame = Frame::Close(self.sequence.load(Ordering::SeqCst));
+            for peer in self.peers() {
+                peer.post(&frame);
+                peer.control.finish();
+                peer.data.finish();
+            }
+        }
+    }
+}
+
+impl Drop for TcpCommunicator {
+    fn drop(&mut self) {
+        self.close();
+    }
 }

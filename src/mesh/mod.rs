@@ -4,6 +4,7 @@
 
 mod arena;
 mod deferred;
+mod network;
 mod order;
 mod verbs;
 
@@ -16,16 +17,17 @@ pub use deferred::DeferredMesh;
 pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
+use crate::communicator::Communicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
-use crate::communicator::{Communicator, tcp};
 use crate::device;
+use crate::environment::interface::Network;
 use crate::environment::{self, Launch, MeshOptions};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{Exchange, directory, memory};
 use crate::sys::{Deadline, InterruptCheck, process};
-use crate::topology::{Findings, Introduction, MeshDescription, Placement, Plan, Request, Topology};
+use crate::topology::{Findings, Group, Introduction, MeshDescription, Placement, Plan, Request, Topology};
 
 /// How long a member that lost another one looks for what that one said.
 const REASON_LIMIT: Duration = Duration::from_secs(3);
@@ -99,6 +101,7 @@ impl Mesh {
         interrupt: Option<InterruptCheck<'_>>,
     ) -> Result<Self> {
         let launch = phase("environment", || read_environment(options))?;
+        let network = phase("environment", network::read)?;
         let deadline = Deadline::after(Duration::from_secs_f64(launch.timeout_seconds));
         let deadline = match interrupt {
             Some(interrupt) => deadline.interruptible(interrupt),
@@ -108,7 +111,7 @@ impl Mesh {
         let listener = phase("listener", || listen(&launch))?;
         introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
         let exchange = phase("rendezvous", || meet(&launch, introduction, &deadline))?;
-        form(exchange, listener, executor, launch.gpus_per_multimem_domain, &deadline)
+        form(exchange, listener, executor, (launch.gpus_per_multimem_domain, &network), &deadline)
     }
 
     /// A mesh of members that met by another exchange, such as threads of one process.
@@ -123,7 +126,8 @@ impl Mesh {
         executor: Option<&Executor>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
-        form(exchange, listener, executor, 0, deadline)
+        let network = phase("environment", network::read)?;
+        form(exchange, listener, executor, (0, &network), deadline)
     }
 
     /// The index of this process in the run.
@@ -301,10 +305,10 @@ fn form(
     mut exchange: Box<dyn Exchange>,
     listener: Option<Listener>,
     executor: Option<&Executor>,
-    gpus_per_multimem_domain: usize,
+    options: (usize, &Network),
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let connected = connect(exchange.as_mut(), listener, executor, gpus_per_multimem_domain, deadline);
+    let connected = connect(exchange.as_mut(), listener, executor, options, deadline);
     let ready =
         connected.and_then(|mesh| phase("ready", || exchange.exchange("ready", &[], deadline)).map(|_| mesh));
     match ready {
@@ -323,8 +327,10 @@ fn form(
 
 /// A member that gave up looks lost to those that were connected to it: what it said at the meeting place counts more.
 fn reason_of(exchange: &mut dyn Exchange, error: Error, deadline: &Deadline<'_>) -> Error {
-    if !matches!(error, Error::Lost { .. }) {
-        return error;
+    match &error {
+        // What the meeting place told is the reason already.
+        Error::Lost { phase, .. } if !phase.contains("rendezvous") => {}
+        _ => return error,
     }
     match exchange.exchange("loss", &[], &deadline.sooner(REASON_LIMIT)) {
         Ok(_) | Err(Error::TimedOut { .. } | Error::Interrupted { .. }) => error,
@@ -336,9 +342,10 @@ fn connect(
     exchange: &mut dyn Exchange,
     listener: Option<Listener>,
     executor: Option<&Executor>,
-    gpus_per_multimem_domain: usize,
+    options: (usize, &Network),
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
+    let (gpus_per_multimem_domain, network) = options;
     let index = exchange.index();
     let roster = exchange.roster().clone();
     let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
@@ -346,7 +353,11 @@ fn connect(
     let topology = phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?;
     let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
     let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
-    let communicator = phase("communicators", || join(proof, &topology, &plan, deadline))?;
+    let world = plan.world();
+    let communicator = match apart(&topology) {
+        None => phase("communicators", || join(proof, world, deadline))?,
+        Some(apart) => network::join(exchange, world, network, &apart, deadline)?,
+    };
     let (closed, pid) = (AtomicBool::new(false), process::pid());
     let order = order::Order::default();
     let inner = Inner {
@@ -371,17 +382,9 @@ fn share_findings(
     all.iter().enumerate().map(|(index, bytes)| Findings::from_bytes(bytes, index)).collect()
 }
 
-/// The run's communicator: shared memory where all members share it, else the network.
-fn join(
-    proof: Proof,
-    topology: &Topology,
-    plan: &Plan,
-    deadline: &Deadline<'_>,
-) -> Result<Arc<dyn Communicator>> {
-    match apart(topology) {
-        None => Ok(SharedCommunicator::join(proof, plan.world(), deadline)?),
-        Some(apart) => tcp::join(plan.world(), &apart, deadline),
-    }
+/// The run's communicator where all members share memory.
+fn join(proof: Proof, world: &Group, deadline: &Deadline<'_>) -> Result<Arc<dyn Communicator>> {
+    Ok(SharedCommunicator::join(proof, world, deadline)?)
 }
 
 /// Which two members share no memory, and why; the same two on all members, since they come from the topology alone.

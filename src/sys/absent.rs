@@ -33,27 +33,13 @@ pub fn open_mpi(what: &str) -> Result<Infallible> {
     Err(Error::unsupported(what, "MPI is not in this version; processes meet through a shared directory"))
 }
 
-/// Connects to members that share no memory with this one; `apart` says which and why.
-///
-/// # Errors
-/// `Unsupported` always.
-pub fn open_network(what: &str, apart: &str) -> Result<Infallible> {
-    let why = format!("{apart}; communication between hosts, over TCP and MPI, is not in this version");
-    Err(Error::unsupported(what, why))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_absence_is_an_answer() {
-        let answers = [
-            open_gpus("for_vram"),
-            open_ccl("a GPU group"),
-            open_mpi("an MPI group"),
-            open_network("a run", "index 0 and index 1 are on different hosts"),
-        ];
+        let answers = [open_gpus("for_vram"), open_ccl("a GPU group"), open_mpi("an MPI group")];
         for answer in answers {
             let error = answer.expect_err("absent in this version");
             assert!(error.to_string().contains("not in this version"), "{error}");

@@ -18,6 +18,7 @@ pub mod futex;
 pub mod host;
 pub mod kernel;
 pub mod kfd;
+pub mod network;
 pub mod nvml;
 pub mod pci;
 pub mod peer;

@@ -23,7 +23,8 @@ const BACKLOG: i32 = 4096;
 
 /// The name of one of this process's namespaces, `-` if it is not known.
 fn namespace(kind: &str) -> String {
-    let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+    // Of this thread: one that entered another network opens its sockets there.
+    let link = std::fs::read_link(format!("/proc/thread-self/ns/{kind}"));
     link.map_or_else(|_| "-".to_owned(), |target| target.to_string_lossy().into_owned())
 }
 

@@ -146,6 +146,20 @@ fn check_dtype<T: Element>(dtype: Dtype) -> Result<()> {
     Err(Error::invalid("element type", T::DTYPE, "argument", format!("the array is of {dtype}")))
 }
 
+/// Refuses a group of several hosts: on all members alike, since each of them lacks the memory of some other.
+fn check_shared(gradients: &dyn SharedArena, count: usize) -> Result<()> {
+    match (0..count).find(|seat| gradients.part(*seat).is_none()) {
+        None => Ok(()),
+        Some(other) => Err(Error::unsupported(
+            "a trainer over several hosts",
+            format!(
+                "its members read each other's gradients in shared memory, and index {other} is on another host; call \
+                 all_reduce on the gradients and update the parameters in each process"
+            ),
+        )),
+    }
+}
+
 fn no_part(seat: usize) -> Error {
     Error::Closed { what: "trainer".to_owned(), why: format!("its memory has no part of index {seat}") }
 }
@@ -276,6 +290,7 @@ impl Trainer {
         let byte_count = layout.byte_count.max(ALIGNMENT);
         let values = members.arena(if seat == 0 { byte_count } else { 0 }, deadline)?;
         let gradients = members.arena(byte_count, deadline)?;
+        check_shared(&*gradients, count)?;
         let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
         let (shards, _) = members.outcome(shards, |_| Vec::new(), deadline)?;
         let core = Core {

@@ -198,7 +198,7 @@ fn refusals(communicator: &dyn Communicator) {
     run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have come");
 }
 
-fn arenas(communicator: &dyn Communicator) {
+fn arenas(communicator: &dyn Communicator, is_shared: bool) {
     let (seat, count) = (communicator.seat(), communicator.count());
     for round in 0..2 {
         let size = |seat: usize| seat * 5000 + round;
@@ -208,8 +208,10 @@ fn arenas(communicator: &dyn Communicator) {
         own.copy_from(Span::of(&vec![seat as u8 + 1; size(seat)])).expect("equal lengths");
         run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have written");
         for other in 0..count {
-            let bytes = arena.part(other).expect("a seat").to_vec();
-            assert_eq!(bytes, vec![other as u8 + 1; size(other)]);
+            match arena.part(other) {
+                Some(part) => assert_eq!(part.to_vec(), vec![other as u8 + 1; size(other)]),
+                None => assert!(!is_shared && other != seat, "the own part is always seen"),
+            }
         }
         assert!(arena.part(count).is_none());
         run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have read");
@@ -263,20 +265,20 @@ fn mixed_places(communicator: &dyn Communicator) {
     }
 }
 
-/// Everything that one member does.
-fn suite(communicator: &dyn Communicator) {
+/// Everything that one member does; `is_shared` if all members see each other's arenas.
+fn suite(communicator: &dyn Communicator, is_shared: bool) {
     reduces(communicator);
     gathers(communicator);
     all_types(communicator);
     disagreements(communicator);
     refusals(communicator);
-    arenas(communicator);
+    arenas(communicator, is_shared);
 }
 
 fn member(index: usize, count: usize, argument: &str) {
     let piece_bytes = argument.parse().expect("a number");
     let communicator = members::join(&harness::folder(), index, count, piece_bytes);
-    suite(&*communicator);
+    suite(&*communicator, true);
     communicator.close();
 }
 
@@ -284,7 +286,8 @@ fn member(index: usize, count: usize, argument: &str) {
 fn threads_of_one_process_conform() {
     for count in COUNTS {
         for piece_bytes in [TINY, 512 << 10] {
-            members::threads(count, piece_bytes, |communicator| suite(&*communicator));
+            members::threads(count, piece_bytes, |communicator| suite(&*communicator, true));
+            members::network_threads(count, piece_bytes, |communicator| suite(&*communicator, false));
         }
     }
 }
@@ -300,17 +303,20 @@ fn processes_conform() {
 
 #[test]
 fn both_bits_and_order_are_the_same_on_all() {
-    let results = members::threads(3, TINY, |communicator| {
+    let add = |communicator: &dyn Communicator| {
         let seat = communicator.seat() as f32;
         let mut numbers = (0..5001).map(|position| (position as f32 + seat).sin() * 1e7).collect::<Vec<_>>();
         let own = numbers.clone();
-        run(&*communicator, Verb::AllReduce, ReduceOp::Sum, None, &mut numbers).expect("reduced");
+        run(communicator, Verb::AllReduce, ReduceOp::Sum, None, &mut numbers).expect("reduced");
         (own, numbers)
-    });
-    for position in 0..5001 {
-        let expected = results[0].0[position] + results[1].0[position] + results[2].0[position];
-        for (_, numbers) in &results {
-            assert_eq!(numbers[position].to_bits(), expected.to_bits());
+    };
+    let shared = members::threads(3, TINY, |communicator| add(&*communicator));
+    for results in [shared, members::network_threads(3, TINY, |communicator| add(&*communicator))] {
+        for position in 0..5001 {
+            let expected = results[0].0[position] + results[1].0[position] + results[2].0[position];
+            for (_, numbers) in &results {
+                assert_eq!(numbers[position].to_bits(), expected.to_bits());
+            }
         }
     }
 }

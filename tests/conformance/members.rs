@@ -5,12 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
+use uform::communicator::tcp::{self, Links, Run, TcpCommunicator};
 use uform::rendezvous::RunKey;
 use uform::sys::{Deadline, process};
 use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
 
 /// The key of all hand-made runs.
 pub(crate) const KEY: RunKey = RunKey([42; 32]);
+
+/// How long a host may be silent where no test says otherwise.
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
 
 /// Long enough for a machine that does ten other things.
 pub(crate) fn patience() -> Deadline<'static> {
@@ -87,25 +91,78 @@ pub(crate) fn threads<R: Send>(
     results.into_iter().map(|result| result.expect("the thread ended")).collect()
 }
 
+/// Runs `act` in `count` threads, each a member of one group that is connected over the loopback network.
+pub(crate) fn network_threads<R: Send>(
+    count: usize,
+    piece_bytes: usize,
+    act: impl Fn(Arc<TcpCommunicator>) -> R + Sync,
+) -> Vec<R> {
+    let roster = roster((0..count).map(|_| introduction(String::new())).collect());
+    let listen = |_| tcp::Listener::open(None, true, "a test").expect("the loopback interface is up");
+    let listeners = (0..count).map(listen).collect::<Vec<_>>();
+    let published = listeners.iter().map(tcp::Listener::publication).collect::<Vec<_>>();
+    let results = Mutex::new((0..count).map(|_| None).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let (roster, published, results, act) = (&roster, &published, &results, &act);
+            scope.spawn(move || {
+                let run = Run { roster, index, key: &KEY, published, silence: SILENCE };
+                let group = group(index, count);
+                let links = Links::connect(listener, run, &group.seats, &patience()).expect("connected");
+                let joined = TcpCommunicator::join_with(links, &group, piece_bytes).expect("joined");
+                let result = act(joined);
+                results.lock().expect("no panic")[index] = Some(result);
+            });
+        }
+    });
+    let results = results.into_inner().expect("no panic");
+    results.into_iter().map(|result| result.expect("the thread ended")).collect()
+}
+
+/// Joins processes of this host over the network, which were started with the same folder.
+pub(crate) fn join_network(folder: &Path, index: usize, count: usize) -> Arc<TcpCommunicator> {
+    let listener = tcp::Listener::open(None, true, "a test").expect("the loopback interface is up");
+    publish(folder, "introduction", index, &own_introduction(String::new()));
+    publish(folder, "addresses", index, &listener.publication());
+    let read = |what: &str, other| await_published(folder, what, other);
+    let published = (0..count).map(|other| read("addresses", other)).collect::<Vec<_>>();
+    let introductions = (0..count).map(|other| read("introduction", other));
+    let introductions = introductions.map(|text| serde_json::from_slice(&text).expect("renamed when whole"));
+    let roster = roster(introductions.collect());
+    let run = Run { roster: &roster, index, key: &KEY, published: &published, silence: SILENCE };
+    let group = group(index, count);
+    let links = Links::connect(listener, run, &group.seats, &patience()).expect("connected");
+    TcpCommunicator::join(links, &group).expect("joined")
+}
+
+fn own_introduction(socket: String) -> Vec<u8> {
+    serde_json::to_vec(&introduction(socket)).expect("it is plain data")
+}
+
+fn publish(folder: &Path, what: &str, index: usize, text: &[u8]) {
+    let part = folder.join(format!("part.{what}.{index}"));
+    std::fs::write(&part, text).expect("the folder is writable");
+    std::fs::rename(&part, folder.join(format!("{what}.{index}"))).expect("the folder is writable");
+}
+
+fn await_published(folder: &Path, what: &str, index: usize) -> Vec<u8> {
+    let deadline = patience();
+    loop {
+        if let Ok(text) = std::fs::read(folder.join(format!("{what}.{index}"))) {
+            return text;
+        }
+        assert!(!deadline.passed(), "index {index} has not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Joins processes that were started with the same folder.
 pub(crate) fn join(folder: &Path, index: usize, count: usize, piece_bytes: usize) -> Arc<SharedCommunicator> {
     let listener = Listener::open().expect("sockets are free");
-    let text = serde_json::to_vec(&introduction(listener.address())).expect("it is plain data");
-    let path = folder.join(format!("introduction.{index}"));
-    let part = folder.join(format!("part.{index}"));
-    std::fs::write(&part, text).expect("the folder is writable");
-    std::fs::rename(&part, &path).expect("the folder is writable");
+    publish(folder, "introduction", index, &own_introduction(listener.address()));
     let deadline = patience();
-    let introductions = (0..count).map(|other| {
-        let path = folder.join(format!("introduction.{other}"));
-        loop {
-            if let Ok(text) = std::fs::read(&path) {
-                return serde_json::from_slice(&text).expect("it was renamed when whole");
-            }
-            assert!(!deadline.passed(), "index {other} has not come");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    });
+    let introductions = (0..count).map(|other| await_published(folder, "introduction", other));
+    let introductions = introductions.map(|text| serde_json::from_slice(&text).expect("renamed when whole"));
     let roster = roster(introductions.collect());
     let proof = Proof::gather(Some(listener), &roster, index, &KEY, &deadline).expect("proved");
     SharedCommunicator::join_with(proof, &group(index, count), piece_bytes, &deadline).expect("joined")

@@ -23,7 +23,11 @@ pub(crate) const ROLES: &[(&str, harness::Role)] = &[
 
 const PIECE: usize = 512 << 10;
 
-fn sum(communicator: &dyn Communicator, length: usize, deadline: &Deadline<'_>) -> Result<(), Error> {
+pub(crate) fn sum(
+    communicator: &dyn Communicator,
+    length: usize,
+    deadline: &Deadline<'_>,
+) -> Result<(), Error> {
     let mut numbers = vec![1.0f64; length];
     let output = SpanMut::of(&mut numbers);
     let (verb, dtype, op) = (Verb::AllReduce, Dtype::F64, ReduceOp::Sum);
@@ -32,7 +36,7 @@ fn sum(communicator: &dyn Communicator, length: usize, deadline: &Deadline<'_>) 
     Ok(())
 }
 
-fn expect_lost(result: Result<(), Error>, wanted: usize) -> String {
+pub(crate) fn expect_lost(result: Result<(), Error>, wanted: usize) -> String {
     let error = result.expect_err("a member is gone");
     let Error::Lost { index, pid, .. } = &error else { panic!("{error}") };
     assert_eq!(*index, wanted, "{error}");

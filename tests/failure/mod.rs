@@ -3,4 +3,5 @@
 pub(crate) mod communicator;
 pub(crate) mod limits;
 pub(crate) mod mesh;
+pub(crate) mod network;
 pub(crate) mod rendezvous;

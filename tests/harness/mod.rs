@@ -4,6 +4,8 @@
 //! under the temporary folder, removed afterwards. At the run's deadline every member that still lives is killed, with
 //! its process group, and the test fails with what each of them printed.
 
+pub(crate) mod network;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
@@ -136,6 +138,7 @@ pub(crate) struct Setup {
     launched: bool,
     meeting: Option<PathBuf>,
     variables: Vec<(OsString, OsString)>,
+    networks: Vec<String>,
 }
 
 impl Setup {
@@ -150,6 +153,7 @@ impl Setup {
             launched: true,
             meeting: None,
             variables: Vec::new(),
+            networks: Vec::new(),
         }
     }
 
@@ -186,6 +190,12 @@ impl Setup {
     /// Sets a variable on every member, over what the launcher's variables say.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// The network that each member lives in, by index: one of `network::Hosts`.
+    pub(crate) fn networks(mut self, networks: &[String]) -> Self {
+        self.networks = networks.to_vec();
         self
     }
 
@@ -235,6 +245,9 @@ impl Setup {
             command.env("UFORM_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
             let folder_name = run.folder.path().file_name().unwrap_or_default();
             command.env("UFORM_JOB", folder_name);
+        }
+        if let Some(network) = self.networks.get(index) {
+            command.env(network::VARIABLE, network);
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
@@ -302,6 +315,11 @@ impl Run {
     /// The process number of the member that was started at this position.
     pub(crate) fn pid(&self, position: usize) -> u32 {
         self.members[position].child.id()
+    }
+
+    /// What the member that was started at this position has printed so far.
+    pub(crate) fn output(&self, position: usize) -> String {
+        self.members[position].output()
     }
 
     /// Sends a signal to one member alone, unless it has been reaped.
@@ -414,6 +432,7 @@ fn member() {
     let Ok(role) = std::env::var("UFORM_TEST_ROLE") else { return };
     // Members do not outlive a test binary that is killed.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a valid signal");
+    network::enter();
     let number = |name| std::env::var(name).expect("set by the harness").parse::<usize>().expect("a number");
     let argument = std::env::var("UFORM_TEST_ARGUMENT").expect("set by the harness");
     let mut roles = crate::ROLES.iter().copied().flatten();

@@ -1,0 +1,54 @@
+//! Joining members of different hosts: each listens where others can reach it, tells them, and connects to all.
+
+use std::sync::Arc;
+
+use super::phase;
+use crate::communicator::Communicator;
+use crate::communicator::tcp::{Links, Listener, Run, Selection, TcpCommunicator};
+use crate::environment::interface::{self, INTERFACES_VARIABLE, Network};
+use crate::error::Result;
+use crate::rendezvous::Exchange;
+use crate::sys::{Deadline, network, socket};
+use crate::topology::{Group, Roster};
+
+/// What this process's variables say about the network.
+pub(super) fn read() -> Result<Network> {
+    interface::network(&network::summary)
+}
+
+/// Connects the members of a group of several hosts; collective over the whole run. `apart` says why it is needed.
+pub(super) fn join(
+    exchange: &mut dyn Exchange,
+    group: &Group,
+    network: &Network,
+    apart: &str,
+    deadline: &Deadline<'_>,
+) -> Result<Arc<dyn Communicator>> {
+    let roster = exchange.roster().clone();
+    let index = exchange.index();
+    let admits =
+        |name: &str, address| network.selector.as_ref().is_none_or(|selector| selector.admits(name, address));
+    let selection = network.selector.as_ref().map(|selector| Selection {
+        variable: INTERFACES_VARIABLE,
+        text: selector.text(),
+        names_the_chosen: selector.names_the_chosen(),
+        admits: &admits,
+    });
+    let listener = phase("listener", || Listener::open(selection, is_one_namespace(&roster, index), apart))?;
+    tracing::info!(index, "listens for members of other hosts at {}", listener.describe());
+    let published = phase("addresses", || exchange.exchange("addresses", &listener.publication(), deadline))?;
+    let key = exchange.key();
+    let run = Run { roster: &roster, index, key, published: &published, silence: network.silence };
+    let links = phase("communicators", || Links::connect(listener, run, &group.seats, deadline))?;
+    Ok(TcpCommunicator::join(links, group)?)
+}
+
+/// Whether the loopback interface of this process is that of all members.
+fn is_one_namespace(roster: &Roster, index: usize) -> bool {
+    let Some(own) = roster.members.get(index) else { return false };
+    roster.members.iter().all(|member| {
+        let introduction = &member.introduction;
+        introduction.process.boot_id == own.introduction.process.boot_id
+            && socket::is_reachable(&introduction.socket)
+    })
+}

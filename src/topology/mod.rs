@@ -6,6 +6,7 @@
 mod domain;
 mod json;
 mod machine;
+pub mod picture;
 mod placement;
 mod plan;
 mod recorded;

@@ -211,11 +211,21 @@ impl Topology {
     }
 
     fn group_branch(&self) -> Branch {
-        let groups = self.groups();
-        if groups.is_empty() {
-            return Branch::leaf("groups: none, since the run has one member".to_owned());
+        match self.group_lines() {
+            lines if lines.is_empty() => {
+                Branch::leaf("groups: none, since the run has one member".to_owned())
+            }
+            lines => Branch {
+                text: "groups, narrow to wide".to_owned(),
+                below: lines.into_iter().map(Branch::leaf).collect(),
+            },
         }
-        let below = groups.iter().map(|(name, seats)| {
+    }
+
+    /// The groups of all plans in words, narrow to wide; none in a run of one.
+    pub(super) fn group_lines(&self) -> Vec<String> {
+        let groups = self.groups();
+        let lines = groups.iter().map(|(name, seats)| {
             let lists = seats.iter().map(|seats| index_ranges(seats)).collect::<Vec<_>>();
             let members = match seats.first() {
                 Some(first) if seats.iter().all(|seats| seats.len() == first.len()) => {
@@ -224,13 +234,13 @@ impl Topology {
                 _ => String::new(),
             };
             let count = counted(seats.len(), "group");
-            Branch::leaf(format!("{name}: {count}{members}: {}", some_of(&lists, GROUPS_SHOWN, "; ")))
+            format!("{name}: {count}{members}: {}", some_of(&lists, GROUPS_SHOWN, "; "))
         });
-        Branch { text: "groups, narrow to wide".to_owned(), below: below.collect() }
+        lines.collect()
     }
 
     /// The groups of all plans by name, narrow to wide, each with its members' indexes.
-    pub(super) fn groups(&self) -> Vec<(String, Vec<Vec<usize>>)> {
+    fn groups(&self) -> Vec<(String, Vec<Vec<usize>>)> {
         let mut groups = BTreeMap::<String, BTreeSet<Vec<usize>>>::new();
         for index in 0..self.count() {
             for group in Plan::derive(self, index).groups {

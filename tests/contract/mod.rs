@@ -4,6 +4,7 @@ mod documents;
 mod examples;
 mod layers;
 mod names;
+mod picture;
 mod processors;
 mod source;
 mod stub;

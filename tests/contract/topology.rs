@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use proptest::prelude::*;
+use uform::error::Result;
 use uform::topology::{
     Fabric, Findings, GpuDevice, GpuLink, Introduction, Member, MemoryDomain, Placement, Plan, Process,
     Request, Roster, Seeker, Survey, Topology,
@@ -40,10 +41,10 @@ fn names(text: &str) -> Vec<String> {
 
 /// A roster with its findings and the cut asked for, as a fixture tells them.
 #[derive(Default)]
-struct Recorded {
+pub(super) struct Recorded {
     machines: BTreeMap<String, Survey>,
-    members: Vec<Member>,
-    findings: Vec<Findings>,
+    pub(super) members: Vec<Member>,
+    pub(super) findings: Vec<Findings>,
     cut: usize,
 }
 
@@ -67,7 +68,7 @@ impl Recorded {
         recorded
     }
 
-    fn machine<'a>(&mut self, name: &str, value: impl Fn(&str) -> &'a str) {
+    pub(super) fn machine<'a>(&mut self, name: &str, value: impl Fn(&str) -> &'a str) {
         let domains = value("domains").split('/').enumerate().map(|(ordinal, cores)| MemoryDomain {
             ordinal: ordinal as u32,
             cores: numbers(cores),
@@ -85,7 +86,7 @@ impl Recorded {
         self.machines.insert(name.to_owned(), survey);
     }
 
-    fn gpus<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
+    pub(super) fn gpus<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
         let gpu_class = GpuClass::from_name(value("class"));
         let fabric = value("fabric").split_once(':').map(|(cluster, rest)| {
             let (clique, state) = rest.split_once(':').expect("fabric=cluster:clique:state");
@@ -116,7 +117,7 @@ impl Recorded {
         }
     }
 
-    fn member<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
+    pub(super) fn member<'a>(&mut self, machine: &str, value: impl Fn(&str) -> &'a str) {
         let survey = self.machines.get(machine).expect("the machine comes first").clone();
         let index = self.members.len();
         let introduction = Introduction {
@@ -150,17 +151,18 @@ impl Recorded {
         }
     }
 
-    fn outcome(&self) -> String {
+    fn derive(&self) -> Result<Topology> {
         let roster = Roster { run: "recorded".into(), members: self.members.clone() };
-        let topology = match Topology::derive(&roster, &self.findings, self.cut) {
+        Topology::derive(&roster, &self.findings, self.cut)
+    }
+
+    fn outcome(&self) -> String {
+        let topology = match self.derive() {
             Ok(topology) => topology,
             Err(error) => return format!("error: {error}\n"),
         };
         // The same input gives the same value, and its JSON can be read.
-        assert_eq!(
-            Ok(&topology),
-            Topology::derive(&roster, &self.findings, self.cut).as_ref().map_err(|_| ())
-        );
+        assert_eq!(Ok(&topology), self.derive().as_ref().map_err(|_| ()));
         let json: serde_json::Value = serde_json::from_str(&topology.to_json()).expect("valid JSON");
         assert_eq!(json["count"], self.members.len());
         let mut text = format!("{topology}\n");
@@ -221,6 +223,20 @@ pub(super) fn compare(folder: &str, record: bool, outcome: impl Fn(&str) -> Stri
 }
 
 const FOLDER: &str = "tests/fixtures/topology";
+
+/// The recorded runs that form, by the names of their fixtures.
+pub(super) fn topologies() -> Vec<(String, Topology)> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDER);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&folder).expect("the fixtures are there") {
+        let path = entry.expect("a readable folder").path();
+        let text = std::fs::read_to_string(&path).expect("a readable fixture");
+        let (input, _) = text.split_once("---\n").expect("a line --- between input and outcome");
+        let name = path.file_stem().expect("a fixture has a name").to_string_lossy().into_owned();
+        found.extend(Recorded::read(input).derive().ok().map(|topology| (name, topology)));
+    }
+    found
+}
 
 #[test]
 fn fixtures_give_what_they_say() {

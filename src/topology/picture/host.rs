@@ -175,10 +175,17 @@ impl HostPart {
             let area = Area { x, y: self.area.height, width, height: MEMBER_HEIGHT };
             let introduction = &topology.members()[*index].introduction;
             let cores = topology.cores_line(*index);
+            let mut ways = vec![cores.clone()];
+            if let Some(share) = topology.share(*index) {
+                let mut own = share.cores;
+                own.sort_unstable();
+                let count = counted(own.len(), "core");
+                ways.extend([format!("cores {}", super::super::ranges(&own)), count]);
+            }
             let lines = [
                 (format!("index {index}"), Weight::Plain),
                 (format!("pid {}", introduction.process.pid), Weight::Small),
-                (cores.clone(), Weight::Small),
+                (first_fit(&ways, width - 18, Weight::Small), Weight::Small),
             ];
             let labels = lines.into_iter().zip([15, 29, 43]).map(|((text, weight), y)| Label {
                 x: x + 12,
@@ -332,7 +339,7 @@ impl HostPart {
                     let from = (middle(pair.from.0) as i32 + pair.from.1) as u32;
                     let to = (middle(pair.to.0) as i32 + pair.to.1) as u32;
                     let points = vec![(from, bottom), (from, y), (to, y), (to, bottom)];
-                    let text = format!("{}", pair.count);
+                    let text = format!("{}×", pair.count);
                     let label = Label { x: from + 4, y: y - 2, text, weight: Weight::Small };
                     self.lines.push(Line { kind: LineKind::Link, points, label: Some(label) });
                 }

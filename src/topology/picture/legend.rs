@@ -2,7 +2,7 @@
 
 use super::super::run::Topology;
 use super::super::words::{counted, index_ranges};
-use super::{Area, GAP, Kind, Label, MARGIN, Picture, Shape, Weight, text_width, wrap};
+use super::{Area, GAP, Kind, Label, LineKind, MARGIN, Picture, Shape, Weight, text_width, wrap};
 use crate::vocabulary::MultimemTier;
 
 const SWATCH_WIDTH: u32 = 28;
@@ -15,16 +15,19 @@ const DOMAINS_SHOWN: usize = 12;
 pub(super) fn append(picture: &mut Picture, topology: &Topology) {
     picture.height += 20;
     swatches(picture, topology);
+    if picture.lines.iter().any(|line| line.kind == LineKind::Link && line.label.is_some()) {
+        words(picture, "A line between GPUs is a direct link; 4× stands for four of them.");
+    }
     for text in sentences(topology) {
         words(picture, &text);
     }
 }
 
 fn swatches(picture: &mut Picture, topology: &Topology) {
-    let mut signs = vec![
-        (Kind::Cores(Some(0)), "cores of a member, in its colour"),
-        (Kind::Cores(None), "cores that no member takes"),
-    ];
+    let mut signs = vec![(Kind::Cores(Some(0)), "cores of a member, in its colour")];
+    if picture.shapes.iter().any(|shape| shape.kind == Kind::Cores(None)) {
+        signs.push((Kind::Cores(None), "cores that no member takes"));
+    }
     let hull = |tier| Kind::Hull { domain: 0, tier };
     let domains = topology.multimem_domains();
     let has = |tier| domains.iter().any(|domain| domain.gpus.len() > 1 && domain.tier == tier);

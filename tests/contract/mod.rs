@@ -3,6 +3,7 @@
 mod documents;
 mod examples;
 mod layers;
+pub(crate) mod machines;
 mod names;
 mod picture;
 mod processors;

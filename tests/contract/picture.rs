@@ -45,6 +45,7 @@ fn large(hosts: usize, gpus: usize) -> Topology {
 /// Every recorded run that forms, and some made to be large or odd.
 fn runs() -> Vec<(String, Topology)> {
     let mut runs = topologies();
+    runs.extend(super::machines::topologies());
     runs.push(("large_16x8".into(), large(16, 8)));
     runs.push(("large_3x20".into(), large(3, 20)));
     runs.push(("odd_names".into(), odd_names()));

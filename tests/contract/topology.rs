@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::path::Path;
 
 use proptest::prelude::*;
 use uform::error::Result;
 use uform::topology::{
     Fabric, Findings, GpuDevice, GpuLink, Introduction, Member, MemoryDomain, Placement, Plan, Process,
-    Request, Roster, Seeker, Survey, Topology,
+    Request, Roster, Seeker, Survey, Topology, ranges,
 };
 use uform::vocabulary::{CpuClass, GpuClass, GpuVendor};
 
@@ -165,42 +166,52 @@ impl Recorded {
         assert_eq!(Ok(&topology), self.derive().as_ref().map_err(|_| ()));
         let json: serde_json::Value = serde_json::from_str(&topology.to_json()).expect("valid JSON");
         assert_eq!(json["count"], self.members.len());
-        let mut text = format!("{topology}\n");
-        for index in 0..topology.count() {
-            let own = topology.describe(index);
-            let plan = Plan::derive(&topology, index);
-            let placement =
-                Placement::derive(&Request::of(&topology, index).expect("a member")).expect("a placement");
-            let groups = plan
-                .groups
-                .iter()
-                .map(|group| format!("{} {:?} seat {}", group.name, group.seats, group.own));
-            writeln!(
-                text,
-                "{index}: gpus {} of {} from {}, domain {}, {} {}; plan {}; {} threads on {:?}, domains {:?}, devices {:?}",
-                own.gpus_per_host_domain,
-                own.gpus_per_colocated_domain,
-                own.first_gpu_index,
-                own.gpus_per_multimem_domain,
-                own.multimem_tier,
-                own.gpu_class.map_or("none", GpuClass::name),
-                groups.collect::<Vec<_>>().join(", "),
-                placement.threads,
-                placement.cores,
-                placement.memory_domains,
-                placement.devices,
-            )
-            .expect("a String takes everything");
-        }
-        text
+        outcome_of(&topology)
     }
+}
+
+/// The tree of a run, and a line for each member: its description, its plan, its placement.
+pub(super) fn outcome_of(topology: &Topology) -> String {
+    let mut text = format!("{topology}\n");
+    for index in 0..topology.count() {
+        let own = topology.describe(index);
+        let placement =
+            Placement::derive(&Request::of(topology, index).expect("a member")).expect("a placement");
+        let plan = Plan::derive(topology, index);
+        let list =
+            |numbers: &[usize]| ranges(&numbers.iter().map(|number| *number as u32).collect::<Vec<_>>());
+        let groups = plan
+            .groups
+            .iter()
+            .map(|group| format!("{} {} seat {}", group.name, list(&group.seats), group.own));
+        let groups = groups.collect::<Vec<_>>().join(", ");
+        let mut cores = placement.cores.clone();
+        cores.sort_unstable();
+        writeln!(
+            text,
+            "{index}: gpus {} of {} from {}, domain {}, {} {}; plan {}; {} threads on {}, domains {}, devices {}",
+            own.gpus_per_host_domain,
+            own.gpus_per_colocated_domain,
+            own.first_gpu_index,
+            own.gpus_per_multimem_domain,
+            own.multimem_tier,
+            own.gpu_class.map_or("none", GpuClass::name),
+            if groups.is_empty() { "none" } else { &groups },
+            placement.threads,
+            ranges(&cores),
+            ranges(&placement.memory_domains),
+            if placement.devices.is_empty() { "none".to_owned() } else { list(&placement.devices) },
+        )
+        .expect("a String takes everything");
+    }
+    text
 }
 
 /// Compares every fixture in a folder with what follows from its input, and writes that into it if asked to.
 ///
-/// `outcome` takes the text above the line `---`. The answer is how many fixtures there are.
-pub(super) fn compare(folder: &str, record: bool, outcome: impl Fn(&str) -> String) -> usize {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+/// `outcome` takes the fixture's path and the text above the line `---`. The answer is how many fixtures there are.
+pub(super) fn compare(folder: &str, record: bool, outcome: impl Fn(&Path, &str) -> String) -> usize {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut seen = 0;
     let mut wrong = String::new();
     for entry in std::fs::read_dir(&folder).expect("the fixtures are there") {
@@ -210,7 +221,7 @@ pub(super) fn compare(folder: &str, record: bool, outcome: impl Fn(&str) -> Stri
         }
         let text = std::fs::read_to_string(&path).expect("a readable fixture");
         let (input, expected) = text.split_once("---\n").expect("a line --- between input and outcome");
-        let found = outcome(input);
+        let found = outcome(&path, input);
         if record {
             std::fs::write(&path, format!("{input}---\n{found}")).expect("a fixture can be written");
         } else if found != expected {
@@ -226,7 +237,7 @@ const FOLDER: &str = "tests/fixtures/topology";
 
 /// The recorded runs that form, by the names of their fixtures.
 pub(super) fn topologies() -> Vec<(String, Topology)> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDER);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDER);
     let mut found = Vec::new();
     for entry in std::fs::read_dir(&folder).expect("the fixtures are there") {
         let path = entry.expect("a readable folder").path();
@@ -240,7 +251,7 @@ pub(super) fn topologies() -> Vec<(String, Topology)> {
 
 #[test]
 fn fixtures_give_what_they_say() {
-    let seen = compare(FOLDER, false, |input| Recorded::read(input).outcome());
+    let seen = compare(FOLDER, false, |_, input| Recorded::read(input).outcome());
     assert!(seen >= 17, "{seen} fixtures");
 }
 
@@ -248,7 +259,7 @@ fn fixtures_give_what_they_say() {
 #[test]
 #[ignore = "writes the fixtures"]
 fn record_fixtures() {
-    compare(FOLDER, true, |input| Recorded::read(input).outcome());
+    compare(FOLDER, true, |_, input| Recorded::read(input).outcome());
 }
 
 /// Runs of 1 to 12 processes on 1 to 3 machines, each with a mask, some with a quota, with any findings.

@@ -12,6 +12,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::trainer::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,
+    failure::device::ROLES,
     failure::limits::ROLES,
     failure::mesh::ROLES,
     failure::network::ROLES,

@@ -165,8 +165,8 @@ impl Gpus {
             let set =
                 set.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect::<Vec<_>>();
             if set.len() > 1 {
-                let names = set.join(" and ");
-                notes.push(format!("{names} are all set: AMD's runtime numbers what the first leaves anew"));
+                let (names, all) = (set.join(" and "), if set.len() == 2 { "both" } else { "all" });
+                notes.push(format!("{names} are {all} set: each one numbers anew what the one before left"));
             }
         }
         Self { all: [nvidia.devices, amd.devices].concat(), visible, notes }

@@ -55,7 +55,7 @@ impl Pool {
                 let handle = builder.spawn(move || {
                     known.lock().unwrap_or_else(PoisonError::into_inner).push(clock::thread_number());
                     // A sandbox may forbid pinning; the thread then runs within the process's mask, which is right too.
-                    if let Err(error) = affinity::pin_current_thread(&seat) {
+                    if let Err(error) = affinity::narrow_current_thread(&seat) {
                         tracing::debug!(%error, "a pool thread is not pinned");
                     }
                     thread.run();

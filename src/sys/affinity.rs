@@ -56,6 +56,20 @@ pub fn pin_current_thread(cores: &[u32]) -> Result<()> {
     Err(Error::io("/proc/self/status", format!("pin a thread to cores {cores:?} in"), error))
 }
 
+/// Lets the calling thread run on those of these cores that it may run on already: its mask is never widened.
+///
+/// # Errors
+/// `Invalid` if it may run on none of them; as [`pin_current_thread`].
+pub fn narrow_current_thread(cores: &[u32]) -> Result<()> {
+    let mut own = get_affinity()?;
+    own.retain(|core| cores.contains(core));
+    if own.is_empty() {
+        let reason = "has no core that this thread may run on";
+        return Err(Error::invalid("cores", format!("{cores:?}"), "placement", reason));
+    }
+    pin_current_thread(&own)
+}
+
 fn cores_of(words: &[usize]) -> Vec<u32> {
     let mut cores = Vec::new();
     for (position, word) in words.iter().enumerate() {
@@ -79,6 +93,21 @@ mod tests {
             assert_eq!(get_affinity().expect("affinity can be read"), [last]);
             pin_current_thread(&all).expect("the old mask is allowed");
             assert_eq!(get_affinity().expect("affinity can be read"), all);
+        });
+        thread.join().expect("no assertion failed");
+    }
+
+    #[test]
+    fn a_mask_is_narrowed_and_never_widened() {
+        let thread = std::thread::spawn(|| {
+            let all = get_affinity().expect("affinity can be read");
+            let first = all[0];
+            narrow_current_thread(&[first, 900_000]).expect("one of them is its own");
+            assert_eq!(get_affinity().expect("affinity can be read"), [first]);
+            let error = narrow_current_thread(&[900_000]).expect_err("none is its own").to_string();
+            assert!(error.contains("has no core that this thread may run on"), "{error}");
+            narrow_current_thread(&all).expect("its own core is among them");
+            assert_eq!(get_affinity().expect("affinity can be read"), [first]);
         });
         thread.join().expect("no assertion failed");
     }

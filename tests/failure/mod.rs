@@ -1,6 +1,7 @@
 //! What happens when a member dies, stops or misbehaves, phase by phase.
 
 pub(crate) mod communicator;
+pub(crate) mod device;
 pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;

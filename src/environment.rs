@@ -6,9 +6,9 @@
 mod flux;
 pub mod hostlist;
 mod hydra;
+pub mod interface;
 mod job;
 mod kubernetes;
-pub mod interface;
 mod launcher;
 mod lsf;
 mod machine;

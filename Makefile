@@ -19,17 +19,28 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
 	test-rust test-python toolchain launchers network
 
+# Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
+PREFIX ?= /usr/local
+DESTDIR ?=
+BINDIR ?= $(PREFIX)/bin
+INCLUDEDIR ?= $(PREFIX)/include
+LIBDIR ?= $(PREFIX)/lib
+CARGO_PROFILE ?= release
+
+.PHONY: install uninstall c-tools
+
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
 	@echo "make test    everything that .ci/run runs"
 	@echo "make lint    formatting, lints, types and licences, without running a test"
 	@echo "make bench   measure this machine"
+	@echo "make install the C library, its header, uform.pc and the command, below PREFIX ($(PREFIX)); also uninstall"
 	@echo "make clean   remove everything that was built"
 
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -79,6 +90,39 @@ test-rust:
 	else \
 		cargo test --locked; \
 	fi
+
+# Tests of the C interface use them. Without root, those tests say that they are skipped.
+c-tools:
+	@for tool in valgrind pkg-config; do \
+		command -v $$tool >/dev/null && continue; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$tool >/dev/null; \
+		else \
+			echo "$$tool is not installed: its tests are skipped (Debian: apt-get install $$tool)"; \
+		fi; \
+	done
+
+# --- The C library ------------------------------------------------------------------------------------------------
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+MAJOR = $(firstword $(subst ., ,$(VERSION)))
+BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(CARGO_PROFILE)),debug,$(CARGO_PROFILE))
+
+install:
+	cargo build --quiet --locked --profile $(CARGO_PROFILE) --package uform-c --package uform-launch
+	install -d $(addprefix $(DESTDIR),$(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig)
+	install -m 644 include/uform.h $(DESTDIR)$(INCLUDEDIR)/uform.h
+	install -m 755 $(BUILT)/libuform_c.so $(DESTDIR)$(LIBDIR)/libuform.so.$(VERSION)
+	ln -sf libuform.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libuform.so.$(MAJOR)
+	ln -sf libuform.so.$(MAJOR) $(DESTDIR)$(LIBDIR)/libuform.so
+	install -m 644 $(BUILT)/libuform_c.a $(DESTDIR)$(LIBDIR)/libuform.a
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' \
+		crates/uform-c/uform.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/uform.pc
+	install -m 755 $(BUILT)/uform $(DESTDIR)$(BINDIR)/uform
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libuform.so.$(VERSION) libuform.so.$(MAJOR) libuform.so libuform.a \
+		pkgconfig/uform.pc) $(DESTDIR)$(INCLUDEDIR)/uform.h $(DESTDIR)$(BINDIR)/uform
 
 # --- Python -------------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,33 @@
 /**
  *  The C interface of uform: collective operations and data-parallel training over host and GPU memory.
  *
- *  A verb returns a `uform_status_t`: 0 for success, else the kind of error. The text of the calling thread's last
- *  error is read with `uform_last_error`. No verb lets a panic or an exception cross into the caller.
+ *  A process joins its run with `uform_mesh_bootstrap` and calls the verbs of the mesh; a trainer lives on a mesh.
  *
- *  This version has the numbers of the interface, its version and the capabilities of the build and the machine.
- *  Executors, meshes and trainers are reached from Rust and Python.
+ *  Results. A verb returns a `uform_status_t`: 0 for success, else the kind of error. The text of the calling thread's
+ *  last error is read with `uform_last_error`. Results go to the pointers at the end of the arguments. After an error
+ *  they are untouched, but for handles and pointers to memory, which are NULL then. No verb ends the process, and none
+ *  lets a panic or an exception out. Callbacks must let none in: they return, and do not throw or jump.
+ *
+ *  Handles. `uform_executor_t`, `uform_mesh_t` and the others are opaque. Each is released with its `_free`, which takes
+ *  NULL too. A handle that was freed is `uform_status_closed_k`; what is no handle, or one of another kind, is
+ *  `uform_status_invalid_k`; neither touches memory. Any thread may use any handle. A forked child makes its own.
+ *
+ *  Structs. Each begins with `struct_size`, and each has an initialiser, `UFORM_..._INIT`, with all defaults:
+ *      uform_mesh_options_t options = UFORM_MESH_OPTIONS_INIT;
+ *  Later versions add fields at the end. A program that was compiled with an older header works with a newer library,
+ *  with the defaults of what it does not know. With an older library it works as long as what is new stays zero.
+ *  Where a pointer to options may be NULL, NULL means all defaults.
+ *
+ *  Arrays. Counts are elements of a `uform_dtype_t`, and arrays are contiguous and aligned to their elements. Verbs of a
+ *  mesh are collective: all processes call the same ones in the same order, with matching counts.
+ *
+ *  Numbers of enumerations, once published, never change. Enumerations have the size of an `int`.
  */
 #ifndef UFORM_H
 #define UFORM_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -190,6 +207,256 @@ typedef enum uform_status_t {
     uform_status_interrupted_k = 12
 } uform_status_t;
 
+/** A build with shorter enumerations would pass other structs. */
+typedef char uform_enumerations_are_int_t[sizeof(uform_status_t) == sizeof(int) ? 1 : -1];
+
+/** Threads or streams that run the calls of one process, one call at a time. */
+typedef struct uform_executor_t uform_executor_t;
+/** The processes of a run, met and connected. */
+typedef struct uform_mesh_t uform_mesh_t;
+/** Memory that the processes of a host share. */
+typedef struct uform_arena_t uform_arena_t;
+/** The byte strings of all processes, as an exchange gave them. */
+typedef struct uform_payloads_t uform_payloads_t;
+/** Parameters, gradients and the state of an optimizer. */
+typedef struct uform_trainer_t uform_trainer_t;
+
+/**
+ *  Asked at least every 50 ms while a call waits; another answer than 0 ends the call with
+ *  `uform_status_interrupted_k`. It may be called on any thread until the call returns.
+ *
+ *  A signal handler that sets a flag, and an answer that reads it, end a wait on Ctrl-C.
+ */
+typedef int (*uform_interrupt_t)(void *user);
+
+/** How one call is made. */
+typedef struct uform_call_options_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The deadline of the call; 0 means 1,800 seconds. Negative, NaN and infinite numbers are invalid. */
+    double timeout_seconds;
+    /** May end the call early; NULL for none. */
+    uform_interrupt_t interrupt;
+    /** Given to `interrupt`. */
+    void *interrupt_user;
+} uform_call_options_t;
+
+/** All defaults of `uform_call_options_t`. */
+#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL}
+
+/** What is asked of an executor of host threads. */
+typedef struct uform_host_options_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** How many threads; 0 is the core budget: affinity, control group and the share among processes of the host. */
+    size_t threads;
+    /** The memory domains (NUMA nodes) to sit on; NULL for all that this process's cores touch. */
+    uint32_t const *memory_domains;
+    /** How many `memory_domains` there are. */
+    size_t memory_domain_count;
+    /** How many deferred calls may wait behind the one that holds the executor. */
+    size_t deferred_limit;
+    /** The class that kernels dispatch as; 0 takes the best that was compiled and this machine can run. */
+    uform_cpu_class_t cpu_class;
+    /** Must be 0. */
+    int reserved;
+} uform_host_options_t;
+
+/** All defaults of `uform_host_options_t`. */
+#define UFORM_HOST_OPTIONS_INIT {sizeof(uform_host_options_t), 0, NULL, 0, 0, (uform_cpu_class_t)0, 0}
+
+/** What is asked of an executor of GPU streams. */
+typedef struct uform_vram_options_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** Positions in `uform_gpu_devices`; NULL for all. */
+    size_t const *devices;
+    /** How many `devices` there are. */
+    size_t device_count;
+    /** Bytes of scratch memory per GPU; 0 for no limit. */
+    uint64_t scratch_limit;
+    /** How many deferred calls may wait behind the one that holds the executor. */
+    size_t deferred_limit;
+    /** The memory domains for the host's threads; NULL for those near the GPUs. */
+    uint32_t const *memory_domains;
+    /** How many `memory_domains` there are. */
+    size_t memory_domain_count;
+    /** The class that GPU kernels dispatch as; 0 takes that of the GPUs. */
+    uform_gpu_class_t gpu_class;
+    /** The class that host kernels dispatch as; 0 takes the best. */
+    uform_cpu_class_t cpu_class;
+} uform_vram_options_t;
+
+/** All defaults of `uform_vram_options_t`. */
+#define UFORM_VRAM_OPTIONS_INIT                                                                              \
+    {sizeof(uform_vram_options_t), NULL, 0, 0, 0, NULL, 0, (uform_gpu_class_t)0, (uform_cpu_class_t)0}
+
+/** What a process says about its run; a zero or NULL means "find it out". */
+typedef struct uform_mesh_options_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The index of this process; taken as given if `host_domain_count` is above 0, and else 0. */
+    size_t host_domain_index;
+    /** How many processes the run has; 0 takes both numbers from the launcher. */
+    size_t host_domain_count;
+    /** Cuts the multimem domains found into groups of so many GPUs. */
+    size_t gpus_per_multimem_domain;
+    /** The directory that all processes of the run see. */
+    char const *directory;
+    /** The name of the run, the same in all its processes. */
+    char const *job;
+    /** How long bootstrap may take; 0 means 300 seconds. */
+    double timeout_seconds;
+    /** May end bootstrap early; NULL for none. */
+    uform_interrupt_t interrupt;
+    /** Given to `interrupt`. */
+    void *interrupt_user;
+} uform_mesh_options_t;
+
+/** All defaults of `uform_mesh_options_t`. */
+#define UFORM_MESH_OPTIONS_INIT {sizeof(uform_mesh_options_t), 0, 0, 0, NULL, NULL, 0.0, NULL, NULL}
+
+/** The place of one process in its run. */
+typedef struct uform_mesh_description_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The GPUs of this process. */
+    size_t gpus_per_host_domain;
+    /** The GPUs of the multimem domain of this process's first GPU; 0 without GPUs. */
+    size_t gpus_per_multimem_domain;
+    /** All GPUs of the run. */
+    size_t gpus_per_colocated_domain;
+    /** The index of this process. */
+    size_t host_domain_index;
+    /** The GPUs of the processes before this one. */
+    size_t first_gpu_index;
+    /** How the run's multimem domains reduce. */
+    uform_multimem_tier_t multimem_tier;
+    /** The class that every GPU of the run dispatches as; 0 for none or a mixture. */
+    uform_gpu_class_t gpu_class;
+} uform_mesh_description_t;
+
+/** An empty `uform_mesh_description_t`. */
+#define UFORM_MESH_DESCRIPTION_INIT                                                                          \
+    {sizeof(uform_mesh_description_t), 0, 0, 0, 0, 0, (uform_multimem_tier_t)0, (uform_gpu_class_t)0}
+
+/** One GPU. */
+typedef struct uform_gpu_device_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** Who made it. */
+    uform_gpu_vendor_t vendor;
+    /** The vendor's own number, whatever the visibility variables say. */
+    uint32_t vendor_ordinal;
+    /** The generation it dispatches as; 0 if it is not known. */
+    uform_gpu_class_t gpu_class;
+    /** Multiprocessors or compute units. */
+    uint32_t compute_units;
+    /** Device memory in bytes. */
+    uint64_t memory_bytes;
+    /** The product name, zero-ended; a longer one is cut. */
+    char name[128];
+} uform_gpu_device_t;
+
+/** An empty `uform_gpu_device_t`. */
+#define UFORM_GPU_DEVICE_INIT                                                                                \
+    {sizeof(uform_gpu_device_t), (uform_gpu_vendor_t)0, 0, (uform_gpu_class_t)0, 0, 0, {0}}
+
+/** One parameter of a trainer. */
+typedef struct uform_parameter_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** Its name, unique in the trainer. */
+    char const *name;
+    /** Its extents, row-major; any of them may be 0. NULL for a scalar. */
+    size_t const *shape;
+    /** How many extents there are; 0 for a scalar. */
+    size_t dimension_count;
+    /** Its element type, F32 or F64. */
+    uform_dtype_t dtype;
+    /** Its initial values, of which those of index 0 count; NULL for zeros. */
+    void const *values;
+} uform_parameter_t;
+
+/** An empty `uform_parameter_t`. */
+#define UFORM_PARAMETER_INIT {sizeof(uform_parameter_t), NULL, NULL, 0, (uform_dtype_t)0, NULL}
+
+/** Stochastic gradient descent with the semantics of `torch.optim.SGD` and dampening 0. */
+typedef struct uform_sgd_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The step size, 0 or more. */
+    double learning_rate;
+    /** What is kept of the last direction, 0 or more. */
+    double momentum;
+    /** Decay, added to the gradient, 0 or more. */
+    double weight_decay;
+    /** Another number than 0 looks one step of the momentum ahead. */
+    int nesterov;
+    /** Must be 0. */
+    int reserved;
+} uform_sgd_t;
+
+/** All defaults of `uform_sgd_t`; `learning_rate` is yours to set. */
+#define UFORM_SGD_INIT {sizeof(uform_sgd_t), 0.0, 0.0, 0.0, 0, 0}
+
+/** AdamW: decay apart from the gradient (Loshchilov and Hutter, ICLR 2019). */
+typedef struct uform_adamw_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The step size, 0 or more. */
+    double learning_rate;
+    /** The decay of the first moment, from 0 to below 1. */
+    double beta1;
+    /** The decay of the second moment, from 0 to below 1. */
+    double beta2;
+    /** Keeps the denominator from 0. */
+    double epsilon;
+    /** Decay of the parameters, 0 or more. */
+    double weight_decay;
+} uform_adamw_t;
+
+/** All defaults of `uform_adamw_t`; `learning_rate` is yours to set. */
+#define UFORM_ADAMW_INIT {sizeof(uform_adamw_t), 0.0, 0.9, 0.999, 1e-8, 0.01}
+
+/** How a trainer updates its parameters. */
+typedef struct uform_trainer_options_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** The optimizer, NULL if it is another one. Exactly one is given. */
+    uform_sgd_t const *sgd;
+    /** The optimizer, NULL if it is another one. Exactly one is given. */
+    uform_adamw_t const *adamw;
+    /** The norm to which all gradients together are clipped; 0 for no clipping. */
+    double clip_norm;
+} uform_trainer_options_t;
+
+/** All defaults of `uform_trainer_options_t`; an optimizer is yours to set. */
+#define UFORM_TRAINER_OPTIONS_INIT {sizeof(uform_trainer_options_t), NULL, NULL, 0.0}
+
+/** What one step did. */
+typedef struct uform_step_report_t {
+    /** The size of this struct. */
+    size_t struct_size;
+    /** How many updates the parameters have seen, this one included. */
+    uint64_t step;
+    /** The norm of the mean gradient before clipping; see `has_gradient_norm`. */
+    double gradient_norm;
+    /** The sum of the processes' weights. */
+    double weight;
+    /** The part of the time in which this process waited for the others. */
+    double communication_seconds;
+    /** The whole time of the call. */
+    double seconds;
+    /** 1 if nothing was updated, since a gradient or the norm was not finite. */
+    int skipped;
+    /** 1 if the norm was computed, which only clipping needs. */
+    int has_gradient_norm;
+} uform_step_report_t;
+
+/** An empty `uform_step_report_t`. */
+#define UFORM_STEP_REPORT_INIT {sizeof(uform_step_report_t), 0, 0.0, 0.0, 0.0, 0.0, 0, 0}
+
 /** The version of the library as `major.minor.patch`, zero-ended, valid for ever. */
 char const *uform_version(void);
 
@@ -219,6 +486,307 @@ uform_status_t uform_capabilities_compiled(char *text, size_t capacity, size_t *
 
 /** What this build can do on this machine; arguments and result as in `uform_capabilities_compiled`. */
 uform_status_t uform_capabilities_available(char *text, size_t capacity, size_t *length);
+
+/**
+ *  Lists the GPUs that this process may use, NVIDIA devices first, then AMD. No GPU runtime is started.
+ *
+ *  @param devices an array whose first element has its `struct_size`; may be NULL if `capacity` is 0.
+ *  @param count receives how many there are, which may be more than `capacity`; only `capacity` are written.
+ */
+uform_status_t uform_gpu_devices(uform_gpu_device_t *devices, size_t capacity, size_t *count);
+
+/* --- Executors ------------------------------------------------------------------------------------------------ */
+
+/**
+ *  Makes an executor of host threads, pinned to cores that this process may use.
+ *
+ *  @param options NULL for the core budget of this process.
+ */
+uform_status_t uform_executor_for_ram(uform_host_options_t const *options, uform_executor_t **executor);
+
+/** Returns `uform_status_unsupported_k`: the threads of a foreign pool cannot be pinned, drained or closed. */
+uform_status_t uform_executor_on_pool(void *pool, uform_host_options_t const *options, uform_executor_t **executor);
+
+/**
+ *  Makes an executor of one stream per GPU.
+ *
+ *  @param options NULL for all GPUs of this process.
+ */
+uform_status_t uform_executor_for_vram(uform_vram_options_t const *options, uform_executor_t **executor);
+
+/** Tells how many threads it has. */
+uform_status_t uform_executor_threads(uform_executor_t const *executor, size_t *threads);
+
+/** Tells the class that kernels dispatch as on it. */
+uform_status_t uform_executor_cpu_class(uform_executor_t const *executor, uform_cpu_class_t *cpu_class);
+
+/** Tells how many deferred calls may wait behind the one that holds it. */
+uform_status_t uform_executor_deferred_limit(uform_executor_t const *executor, size_t *deferred_limit);
+
+/** Tells what its idle threads do. */
+uform_status_t uform_executor_mood(uform_executor_t const *executor, uform_mood_t *mood);
+
+/** Tells whether it is closed: 1 or 0. */
+uform_status_t uform_executor_is_closed(uform_executor_t const *executor, int *is_closed);
+
+/** Waits for every call that was made before, then sets what idle threads do. */
+uform_status_t uform_executor_drain(uform_executor_t const *executor, uform_mood_t mood,
+                                    uform_call_options_t const *options);
+
+/**
+ *  Waits for the call that holds it and ends its threads. Calls that wait in its line, and later ones, are
+ *  `uform_status_closed_k`; drain it first to let them run. Closing twice is harmless.
+ */
+uform_status_t uform_executor_close(uform_executor_t const *executor, uform_call_options_t const *options);
+
+/**
+ *  Releases the handle. An executor that was made is drained and closed first; one that `uform_mesh_executor` gave is
+ *  not. The handle is gone whatever the status.
+ */
+uform_status_t uform_executor_free(uform_executor_t *executor);
+
+/* --- Meshes --------------------------------------------------------------------------------------------------- */
+
+/**
+ *  Joins the run that this process belongs to.
+ *
+ *  @param executor runs the calls, and must live as long as the mesh is used; NULL makes one from the topology.
+ *  @param options NULL reads the environment of the launcher; without a launcher it is a mesh of one process.
+ */
+uform_status_t uform_mesh_bootstrap(uform_executor_t const *executor, uform_mesh_options_t const *options,
+                                    uform_mesh_t **mesh);
+
+/** Tells the index of this process in the run. */
+uform_status_t uform_mesh_index(uform_mesh_t const *mesh, size_t *index);
+
+/** Tells how many processes the run has. */
+uform_status_t uform_mesh_count(uform_mesh_t const *mesh, size_t *count);
+
+/** Tells whether the mesh is closed here: 1 or 0. */
+uform_status_t uform_mesh_is_closed(uform_mesh_t const *mesh, int *is_closed);
+
+/** Gives the executor that runs the mesh's calls. Its handle is freed too, which does not close it. */
+uform_status_t uform_mesh_executor(uform_mesh_t const *mesh, uform_executor_t **executor);
+
+/** Tells the place of this process in the run. */
+uform_status_t uform_mesh_describe(uform_mesh_t const *mesh, uform_mesh_description_t *description);
+
+/**
+ *  Copies who is in the run and what is near to what, as a tree for people.
+ *
+ *  Arguments and result as in `uform_capabilities_compiled`.
+ */
+uform_status_t uform_mesh_topology(uform_mesh_t const *mesh, char *text, size_t capacity, size_t *length);
+
+/** Copies the same as JSON. */
+uform_status_t uform_mesh_topology_json(uform_mesh_t const *mesh, char *text, size_t capacity, size_t *length);
+
+/**
+ *  Reduces the arrays of all processes: `count` elements in, `count` out, everywhere.
+ *
+ *  Additions are made in the order of indexes: all processes and all runs get the same bits.
+ *
+ *  @param array what this process gives; the same pointer as `out` works in place, and no other overlap is legal.
+ */
+uform_status_t uform_mesh_all_reduce(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                     uform_dtype_t dtype, uform_reduce_op_t op,
+                                     uform_call_options_t const *options);
+
+/** Copies the array of `root` to all processes. */
+uform_status_t uform_mesh_broadcast(uform_mesh_t const *mesh, void *array, size_t count, uform_dtype_t dtype,
+                                    size_t root, uform_call_options_t const *options);
+
+/**
+ *  Puts the arrays of all processes one after the other, by index: `count` elements in, those of all out.
+ *
+ *  @param array what this process gives; it may be its own part of `out`, and no other overlap is legal.
+ *  @param counts NULL: all give as many. Counts that differ are not in this version.
+ */
+uform_status_t uform_mesh_all_gather(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                     size_t const *counts, uform_dtype_t dtype,
+                                     uform_call_options_t const *options);
+
+/**
+ *  Reduces the arrays of all processes and gives each its part, by index: those of all in, `count` elements out.
+ *
+ *  @param array `count` elements for each process; it must not overlap `out`.
+ *  @param counts NULL: all get as many. Counts that differ are not in this version.
+ */
+uform_status_t uform_mesh_reduce_scatter(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                         size_t const *counts, uform_dtype_t dtype, uform_reduce_op_t op,
+                                         uform_call_options_t const *options);
+
+/** Gives the reduction of all to `root`. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_reduce(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                 uform_dtype_t dtype, uform_reduce_op_t op, size_t root,
+                                 uform_call_options_t const *options);
+
+/** Gives every process one part of every other. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_all_to_all(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                     size_t const *send_counts, size_t const *receive_counts,
+                                     uform_dtype_t dtype, uform_call_options_t const *options);
+
+/** Gives `root` the arrays of all. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_gather(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                 size_t const *counts, uform_dtype_t dtype, size_t root,
+                                 uform_call_options_t const *options);
+
+/** Gives every process its part of the array of `root`. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_scatter(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
+                                  size_t const *counts, uform_dtype_t dtype, size_t root,
+                                  uform_call_options_t const *options);
+
+/** Gives an array to one other process. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_send(uform_mesh_t const *mesh, void const *array, size_t count, uform_dtype_t dtype,
+                               size_t destination, uint64_t tag, uform_call_options_t const *options);
+
+/** Takes an array from one other process. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_receive(uform_mesh_t const *mesh, void *array, size_t count, uform_dtype_t dtype,
+                                  size_t source, uint64_t tag, uform_call_options_t const *options);
+
+/** Returns when all processes have called it. */
+uform_status_t uform_mesh_barrier(uform_mesh_t const *mesh, uform_call_options_t const *options);
+
+/**
+ *  Gives the byte strings of all processes, by index.
+ *
+ *  @param payload what this process gives; lengths may differ.
+ */
+uform_status_t uform_mesh_exchange(uform_mesh_t const *mesh, void const *payload, size_t byte_count,
+                                   uform_call_options_t const *options, uform_payloads_t **payloads);
+
+/**
+ *  Makes memory that the processes of a host share; collective. Verbs on its arrays copy nothing on their way.
+ *
+ *  @param byte_count the bytes of this process's own part; they may differ between processes.
+ */
+uform_status_t uform_mesh_arena(uform_mesh_t const *mesh, size_t byte_count, uform_call_options_t const *options,
+                                uform_arena_t **arena);
+
+/** Gives the same mesh with its verbs on another executor; its handle is freed too, which does not leave the run. */
+uform_status_t uform_mesh_on(uform_mesh_t const *mesh, uform_executor_t const *executor, uform_mesh_t **other);
+
+/**
+ *  Makes a mesh of the processes that give the same color. Not in this version: `uform_status_unsupported_k`.
+ *
+ *  @param color NULL joins none, and `part` is then NULL.
+ *  @param key puts the processes of a color in order; equal keys are in the order of indexes.
+ */
+uform_status_t uform_mesh_split(uform_mesh_t const *mesh, uint64_t const *color, int64_t key,
+                                uform_call_options_t const *options, uform_mesh_t **part);
+
+/** Makes a mesh of the processes that are left. Not in this version: `uform_status_unsupported_k`. */
+uform_status_t uform_mesh_shrink(uform_mesh_t const *mesh, uform_call_options_t const *options,
+                                 uform_mesh_t **survivors);
+
+/** Leaves the run: others that call later get `uform_status_lost_k`. Closing twice is harmless. */
+uform_status_t uform_mesh_close(uform_mesh_t const *mesh);
+
+/** Leaves the run, as `uform_mesh_close` does it, and releases the handle, which is gone whatever the status. */
+uform_status_t uform_mesh_free(uform_mesh_t *mesh);
+
+/* --- Arenas and payloads -------------------------------------------------------------------------------------- */
+
+/** Tells the bytes of this process's own part. */
+uform_status_t uform_arena_byte_count(uform_arena_t const *arena, size_t *byte_count);
+
+/**
+ *  Takes the next free bytes of this process's part, aligned to 64; nothing is given back before the arena is freed.
+ *
+ *  @param pointer receives their address, valid until `uform_arena_free`.
+ */
+uform_status_t uform_arena_take(uform_arena_t const *arena, size_t byte_count, void **pointer);
+
+/** Tells where the part of process `index` lies here; its owner may write it at any time. Valid as above. */
+uform_status_t uform_arena_part(uform_arena_t const *arena, size_t index, void **pointer, size_t *byte_count);
+
+/** Releases the arena; the memory goes when all processes have released it. */
+uform_status_t uform_arena_free(uform_arena_t *arena);
+
+/** Tells how many payloads there are: one of each process. */
+uform_status_t uform_payloads_count(uform_payloads_t const *payloads, size_t *count);
+
+/** Tells where the bytes of process `index` lie, valid until `uform_payloads_free`. */
+uform_status_t uform_payloads_get(uform_payloads_t const *payloads, size_t index, void const **payload,
+                                  size_t *byte_count);
+
+/** Releases them. */
+uform_status_t uform_payloads_free(uform_payloads_t *payloads);
+
+/* --- Trainers ------------------------------------------------------------------------------------------------- */
+
+/**
+ *  Makes a trainer on a mesh; collective.
+ *
+ *  Names, shapes, element types and options are the same on all processes; the initial values of index 0 count.
+ *
+ *  @param parameters an array of `parameter_count` structs, all of one `struct_size`.
+ */
+uform_status_t uform_trainer_open(uform_mesh_t const *mesh, uform_parameter_t const *parameters,
+                                  size_t parameter_count, uform_trainer_options_t const *trainer_options,
+                                  uform_call_options_t const *options, uform_trainer_t **trainer);
+
+/** Tells how many parameters it has. */
+uform_status_t uform_trainer_parameter_count(uform_trainer_t const *trainer, size_t *count);
+
+/** Copies the name of the parameter that was given at `position`; the others as in `uform_capabilities_compiled`. */
+uform_status_t uform_trainer_parameter_name(uform_trainer_t const *trainer, size_t position, char *text,
+                                            size_t capacity, size_t *length);
+
+/**
+ *  Tells where a parameter lies. The processes of a host share it: it changes in a step, a load and an edit of index 0
+ *  only, and must not be written elsewhere. Valid until `uform_trainer_free`.
+ */
+uform_status_t uform_trainer_parameter(uform_trainer_t const *trainer, char const *name, void const **pointer,
+                                       size_t *byte_count);
+
+/**
+ *  Tells where this process's gradient of a parameter lies: written by you before each step, and left as it is by it.
+ *  Valid until `uform_trainer_free`.
+ */
+uform_status_t uform_trainer_gradient(uform_trainer_t const *trainer, char const *name, void **pointer,
+                                      size_t *byte_count);
+
+/**
+ *  Updates all parameters with the weighted mean of all processes' gradients; collective.
+ *
+ *  @param weight what this process's gradients count for, such as its number of samples; with 0 they are not read.
+ *  @param report may be NULL.
+ */
+uform_status_t uform_trainer_step(uform_trainer_t const *trainer, double weight,
+                                  uform_call_options_t const *options, uform_step_report_t *report);
+
+/** Waits until all processes are here; from then to `uform_trainer_end_edit`, index 0 may write parameters. */
+uform_status_t uform_trainer_begin_edit(uform_trainer_t const *trainer, uform_call_options_t const *options);
+
+/** Tells where a parameter can be written during an edit, valid until its end. What others than index 0 write is lost. */
+uform_status_t uform_trainer_editable(uform_trainer_t const *trainer, char const *name, void **pointer,
+                                      size_t *byte_count);
+
+/** Waits until all processes are here; what index 0 wrote holds for all. */
+uform_status_t uform_trainer_end_edit(uform_trainer_t const *trainer, uform_call_options_t const *options);
+
+/**
+ *  Writes a checkpoint of parameters and the optimizer's state; collective.
+ *
+ *  @param directory the same for all; the checkpoint is a folder in it, named after `step`.
+ */
+uform_status_t uform_trainer_save(uform_trainer_t const *trainer, char const *directory, uint64_t step,
+                                  uform_call_options_t const *options);
+
+/**
+ *  Reads the newest checkpoint of a directory that is whole; collective, with any number of processes.
+ *
+ *  @param step receives the one it was saved with; may be NULL.
+ */
+uform_status_t uform_trainer_load(uform_trainer_t const *trainer, char const *directory,
+                                  uform_call_options_t const *options, uint64_t *step);
+
+/** Tells how many updates the parameters have seen. */
+uform_status_t uform_trainer_updates(uform_trainer_t const *trainer, uint64_t *updates);
+
+/** Releases the trainer and its memory. Free it before its mesh. */
+uform_status_t uform_trainer_free(uform_trainer_t *trainer);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,19 @@
 //! Every exported function catches panics, since unwinding into C is undefined.
 #![allow(unsafe_code, reason = "C passes pointers; every block names its fact")]
 
+pub mod arena;
+mod argument;
+mod call;
+pub mod collective;
+pub mod device;
+pub mod executor;
+pub mod handle;
+pub mod mesh;
+pub mod payloads;
+pub mod structure;
 mod text;
+pub mod trainer;
+mod versioned;
 
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,8 +23,36 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use uform::error::{Error, Result};
 use uform::vocabulary::Status;
 
+/// The version for messages.
+const NUMBER: &str = env!("CARGO_PKG_VERSION");
+
 /// The version as C reads it: zero-ended.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// Declares verbs of the header: functions of C that return a status and let no panic out.
+macro_rules! verbs {
+    ($( $(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block )+) => {
+        $(
+            $(#[$meta])*
+            ///
+            /// # Safety
+            /// Each pointer is null or what `include/uform.h` says of it, until the call returns or for as long as it
+            /// says there.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+                $crate::verb(stringify!($name), move || {
+                    // SAFETY: the caller keeps the promise of this function's contract.
+                    #[allow(unused_unsafe, reason = "some verbs touch nothing of the caller's themselves")]
+                    unsafe {
+                        $body
+                    }
+                })
+            }
+        )+
+    };
+}
+
+pub(crate) use verbs;
 
 /// Runs a verb, keeps the text of its error for the thread, and returns its status.
 fn verb(name: &str, body: impl FnOnce() -> Result<()>) -> c_int {
@@ -60,39 +100,6 @@ pub unsafe extern "C" fn uform_last_error(text: *mut c_char, capacity: usize) ->
     text::with_last(|last| {
         // SAFETY: the caller keeps the promise of this function's contract until it returns.
         unsafe { text::copy(last, text, capacity) }
-    })
-}
-
-/// Copies what this build can do.
-///
-/// # Safety
-/// `text` is null or valid for writes of `capacity` bytes; `length` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn uform_capabilities_compiled(
-    text: *mut c_char,
-    capacity: usize,
-    length: *mut usize,
-) -> c_int {
-    verb("uform_capabilities_compiled", || {
-        // SAFETY: the caller keeps the promise of this function's contract until it returns.
-        unsafe { text::give(&uform::device::capabilities_compiled(), text, capacity, length) }
-    })
-}
-
-/// Copies what this build can do on this machine.
-///
-/// # Safety
-/// As of `uform_capabilities_compiled`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn uform_capabilities_available(
-    text: *mut c_char,
-    capacity: usize,
-    length: *mut usize,
-) -> c_int {
-    verb("uform_capabilities_available", || {
-        let available = uform::device::capabilities_available()?;
-        // SAFETY: the caller keeps the promise of this function's contract until it returns.
-        unsafe { text::give(&available, text, capacity, length) }
     })
 }
 

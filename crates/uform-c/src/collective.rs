@@ -1,0 +1,376 @@
+//! The verbs that all members of a mesh call: arrays of C in, statuses out.
+#![allow(clippy::too_many_arguments, reason = "the signatures are those of the C interface")]
+
+use std::ffi::{c_int, c_void};
+
+use uform::communicator::Call;
+use uform::error::{Error, Result};
+use uform::sys::{Deadline, Span, SpanMut};
+use uform::vocabulary::{Dtype, ReduceOp, Verb};
+
+use crate::arena;
+use crate::argument::{self, Out};
+use crate::call::{Calling, absent};
+use crate::handle::{self, Arena, Mesh, Payloads};
+use crate::mesh::Held;
+use crate::payloads;
+use crate::structure::CallOptions;
+use crate::verbs;
+
+/// Where the one array of a verb in place lies in the output, in elements.
+#[derive(Clone, Copy)]
+enum InPlace {
+    /// The array is the output.
+    Whole,
+    /// The array is this member's part of the output.
+    Part,
+    /// There is no such form.
+    Never,
+}
+
+/// One call of a verb on arrays as C gave it; counts are elements.
+struct Request {
+    verb: Verb,
+    dtype: c_int,
+    op: c_int,
+    root: usize,
+    /// The array that is only read, `None` for a verb that works on its output alone.
+    array: Option<(*const c_void, Count)>,
+    out: (*mut c_void, Count),
+    in_place: InPlace,
+    counts: *const usize,
+}
+
+/// How many elements an array has: one member's part, or that of all.
+#[derive(Clone, Copy)]
+struct Count {
+    part: usize,
+    of_all: bool,
+}
+
+fn part(part: usize) -> Count {
+    Count { part, of_all: false }
+}
+
+fn all(part: usize) -> Count {
+    Count { part, of_all: true }
+}
+
+impl Count {
+    fn bytes(self, members: usize, dtype: Dtype) -> Result<usize> {
+        let count = if self.of_all { self.part.saturating_mul(members) } else { self.part };
+        argument::byte_count(count, dtype)
+    }
+}
+
+const SUM: c_int = ReduceOp::Sum.number();
+
+verbs! {
+    /// Every member gets the reduction of all.
+    fn uform_mesh_all_reduce(
+        mesh: *const Mesh,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        dtype: c_int,
+        op: c_int,
+        options: *const CallOptions,
+    ) {
+        run(mesh, options, Request {
+            verb: Verb::AllReduce,
+            dtype,
+            op,
+            root: 0,
+            array: Some((array, part(count))),
+            out: (out, part(count)),
+            in_place: InPlace::Whole,
+            counts: std::ptr::null(),
+        })
+    }
+
+    /// Every member gets the root's values.
+    fn uform_mesh_broadcast(
+        mesh: *const Mesh,
+        array: *mut c_void,
+        count: usize,
+        dtype: c_int,
+        root: usize,
+        options: *const CallOptions,
+    ) {
+        run(mesh, options, Request {
+            verb: Verb::Broadcast,
+            dtype,
+            op: SUM,
+            root,
+            array: None,
+            out: (array, part(count)),
+            in_place: InPlace::Whole,
+            counts: std::ptr::null(),
+        })
+    }
+
+    /// Every member gets the values of all, by index.
+    fn uform_mesh_all_gather(
+        mesh: *const Mesh,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        counts: *const usize,
+        dtype: c_int,
+        options: *const CallOptions,
+    ) {
+        run(mesh, options, Request {
+            verb: Verb::AllGather,
+            dtype,
+            op: SUM,
+            root: 0,
+            array: Some((array, part(count))),
+            out: (out, all(count)),
+            in_place: InPlace::Part,
+            counts,
+        })
+    }
+
+    /// Every member gets its part of the reduction of all.
+    fn uform_mesh_reduce_scatter(
+        mesh: *const Mesh,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        counts: *const usize,
+        dtype: c_int,
+        op: c_int,
+        options: *const CallOptions,
+    ) {
+        run(mesh, options, Request {
+            verb: Verb::ReduceScatter,
+            dtype,
+            op,
+            root: 0,
+            array: Some((array, all(count))),
+            out: (out, part(count)),
+            in_place: InPlace::Never,
+            counts,
+        })
+    }
+
+    /// The root gets the reduction of all.
+    fn uform_mesh_reduce(
+        mesh: *const Mesh,
+        _array: *const c_void,
+        _out: *mut c_void,
+        _count: usize,
+        dtype: c_int,
+        op: c_int,
+        root: usize,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::Reduce, dtype, op, root, options)
+    }
+
+    /// Every member gets one part of every other.
+    fn uform_mesh_all_to_all(
+        mesh: *const Mesh,
+        _array: *const c_void,
+        _out: *mut c_void,
+        _count: usize,
+        _send_counts: *const usize,
+        _receive_counts: *const usize,
+        dtype: c_int,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::AllToAll, dtype, SUM, 0, options)
+    }
+
+    /// The root gets the values of all, by index.
+    fn uform_mesh_gather(
+        mesh: *const Mesh,
+        _array: *const c_void,
+        _out: *mut c_void,
+        _count: usize,
+        _counts: *const usize,
+        dtype: c_int,
+        root: usize,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::Gather, dtype, SUM, root, options)
+    }
+
+    /// Every member gets its part of the root's values.
+    fn uform_mesh_scatter(
+        mesh: *const Mesh,
+        _array: *const c_void,
+        _out: *mut c_void,
+        _count: usize,
+        _counts: *const usize,
+        dtype: c_int,
+        root: usize,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::Scatter, dtype, SUM, root, options)
+    }
+
+    /// One member's values go to another.
+    fn uform_mesh_send(
+        mesh: *const Mesh,
+        _array: *const c_void,
+        _count: usize,
+        dtype: c_int,
+        _destination: usize,
+        _tag: u64,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::Send, dtype, SUM, 0, options)
+    }
+
+    /// The other end of a send.
+    fn uform_mesh_receive(
+        mesh: *const Mesh,
+        _array: *mut c_void,
+        _count: usize,
+        dtype: c_int,
+        _source: usize,
+        _tag: u64,
+        options: *const CallOptions,
+    ) {
+        later(mesh, Verb::Receive, dtype, SUM, 0, options)
+    }
+
+    /// Returns when all members have come.
+    fn uform_mesh_barrier(mesh: *const Mesh, options: *const CallOptions) {
+        run(mesh, options, Request {
+            verb: Verb::Barrier,
+            dtype: Dtype::U8.number(),
+            op: SUM,
+            root: 0,
+            array: None,
+            out: (std::ptr::null_mut(), part(0)),
+            in_place: InPlace::Whole,
+            counts: std::ptr::null(),
+        })
+    }
+
+    /// Gives the byte strings of all members.
+    fn uform_mesh_exchange(
+        mesh: *const Mesh,
+        payload: *const c_void,
+        byte_count: usize,
+        options: *const CallOptions,
+        payloads: *mut *mut Payloads,
+    ) {
+        let place = Out::handle(payloads, "payloads")?;
+        let mesh = handle::get::<Held>(mesh)?;
+        let given = telling(&mesh.inner, Verb::Exchange, || {
+            Ok((argument::span("payload", payload, byte_count, 1)?.to_vec(), Calling::read(options)?))
+        });
+        let (payload, calling) = given?;
+        let all = calling.run(|deadline| mesh.inner.exchange(&payload, deadline))?;
+        place.put(handle::give(payloads::Held(all)));
+        Ok(())
+    }
+
+    /// Makes memory that the processes of a host share.
+    fn uform_mesh_arena(
+        mesh: *const Mesh,
+        byte_count: usize,
+        options: *const CallOptions,
+        arena: *mut *mut Arena,
+    ) {
+        let place = Out::handle(arena, "arena")?;
+        let mesh = handle::get::<Held>(mesh)?;
+        let calling = telling(&mesh.inner, Verb::Arena, || Calling::read(options))?;
+        let arena = calling.run(|deadline| mesh.inner.arena(byte_count, deadline))?;
+        place.put(handle::give(arena::Held(arena)));
+        Ok(())
+    }
+}
+
+/// Tells the peers of a refusal that the core does not see.
+pub(crate) fn telling<T>(mesh: &uform::Mesh, verb: Verb, prepare: impl FnOnce() -> Result<T>) -> Result<T> {
+    prepare().inspect_err(|error| mesh.refuse(verb, error))
+}
+
+/// Runs a verb on arrays.
+///
+/// # Safety
+/// Arrays are null or have as many elements as the request says; `counts` is null; `options` as [`Calling::read`]
+/// wants it; all of them until the call returns.
+unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) -> Result<()> {
+    let mesh = handle::get::<Held>(mesh)?;
+    // SAFETY: the caller of this function keeps the same promise.
+    let prepare = || unsafe { Ok((call_of(&mesh.inner, &request)?, Calling::read(options)?)) };
+    let (call, calling) = telling(&mesh.inner, request.verb, prepare)?;
+    calling.run(|deadline| mesh.inner.run(call, deadline))
+}
+
+/// The call that the core runs.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn call_of<'a>(mesh: &uform::Mesh, request: &Request) -> Result<Call<'a>> {
+    let verb = request.verb;
+    if !request.counts.is_null() {
+        return Err(absent("counts", verb.word()));
+    }
+    let dtype = argument::number("dtype", request.dtype, Dtype::from_number)?;
+    let op = argument::number("op", request.op, ReduceOp::from_number)?;
+    let (members, size) = (mesh.count(), dtype.size_bytes());
+    let (out, out_count) = request.out;
+    let name = if request.array.is_some() { "out" } else { "array" };
+    // SAFETY: the caller of this function vouches for as many elements.
+    let output = unsafe { argument::span_mut(name, out, out_count.bytes(members, dtype)?, size) }?;
+    let input = match request.array {
+        None => None,
+        Some((array, count)) => {
+            // SAFETY: as above.
+            let input = unsafe { argument::span("array", array, count.bytes(members, dtype)?, size) }?;
+            given(input, &output, request.in_place, mesh.index())?
+        }
+    };
+    Ok(Call::new(verb, dtype, op, request.root, input, output))
+}
+
+/// The input of a call; `None` where the array lies in the output as the form in place wants it.
+fn given<'a>(
+    input: Span<'a>,
+    output: &SpanMut<'_>,
+    in_place: InPlace,
+    index: usize,
+) -> Result<Option<Span<'a>>> {
+    let place = match in_place {
+        InPlace::Whole => Some(output.pointer().addr()),
+        InPlace::Part => Some(output.pointer().addr() + index * input.byte_count()),
+        InPlace::Never => None,
+    };
+    if !input.is_empty() && place == Some(input.pointer().addr()) {
+        return Ok(None);
+    }
+    argument::apart(input, output)?;
+    Ok(Some(input))
+}
+
+/// Asks the core for a verb that comes in a later version: what it answers is what the caller gets.
+///
+/// # Safety
+/// `options` as [`Calling::read`] wants it.
+unsafe fn later(
+    mesh: *const Mesh,
+    verb: Verb,
+    dtype: c_int,
+    op: c_int,
+    root: usize,
+    options: *const CallOptions,
+) -> Result<()> {
+    let mesh = handle::get::<Held>(mesh)?;
+    let prepare = || {
+        let dtype = argument::number("dtype", dtype, Dtype::from_number)?;
+        let op = argument::number("op", op, ReduceOp::from_number)?;
+        // SAFETY: the caller of this function keeps the same promise.
+        Ok((dtype, op, unsafe { Calling::read(options) }?))
+    };
+    let (dtype, op, calling) = telling(&mesh.inner, verb, prepare)?;
+    let run = |deadline: &Deadline<'_>| {
+        mesh.inner.run(Call::new(verb, dtype, op, root, None, SpanMut::empty()), deadline)
+    };
+    calling.run(run).and_then(|()| Err(Error::unsupported(verb.word(), "its arrays are not passed on")))
+}

@@ -1,0 +1,7 @@
+//! The C interface against its header, and C programs against the library.
+
+mod harness;
+mod header;
+mod install;
+mod layout;
+mod program;

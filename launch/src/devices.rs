@@ -101,7 +101,7 @@ fn ranges(numbers: &[u32]) -> String {
     shown.collect::<Vec<_>>().join(",")
 }
 
-fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match UNITS.iter().find(|(_, shift)| count >> shift > 0) {
         // Lengths of memory fit a float as far as one decimal needs it.

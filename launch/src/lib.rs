@@ -1,6 +1,7 @@
 //! The commands of `uform`, one file each; the binary and the wheel's console script call [`run`].
 
 mod devices;
+mod doctor;
 mod failure;
 mod launch;
 mod topology;
@@ -24,6 +25,7 @@ enum Command {
     Launch(launch::Options),
     Devices(devices::Options),
     Topology(topology::Options),
+    Doctor(doctor::Options),
 }
 
 /// Runs one command and returns its exit code; errors are printed to standard error.
@@ -49,6 +51,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
         Command::Launch(options) => launch::execute(&options, python),
         Command::Devices(options) => devices::execute(&options),
         Command::Topology(options) => topology::execute(&options),
+        Command::Doctor(options) => doctor::execute(&options),
     };
     result.unwrap_or_else(|failure| {
         report(&format!("error: {failure}"));

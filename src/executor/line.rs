@@ -253,6 +253,12 @@ impl Line {
         jobs
     }
 
+    /// How many wait in the line.
+    #[cfg(test)]
+    pub(super) fn waiting_count(&self) -> usize {
+        self.desk().waiting.len()
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.desk().is_closed
     }

@@ -9,6 +9,8 @@ mod host;
 mod idle;
 mod line;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -451,9 +453,11 @@ impl Hold {
             None => run(),
             Some(section) => section.workers.in_place_scope(|scope| {
                 scope.spawn(|_| run());
+                // The work looks at what was asked here as often again: together below 100 ms.
                 loop {
                     let result = lock(&end);
-                    let waited = ended.wait_timeout_while(result, CHECK_INTERVAL, |result| result.is_none());
+                    let waited =
+                        ended.wait_timeout_while(result, CHECK_INTERVAL / 2, |result| result.is_none());
                     if waited.unwrap_or_else(PoisonError::into_inner).0.is_some() {
                         break;
                     }
@@ -563,118 +567,4 @@ fn seeker(view: &device::View) -> Seeker {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // A panic elsewhere leaves these values whole: each is written in one step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::affinity;
-    use crate::topology::THREAD_LIMIT;
-
-    fn executor() -> Executor {
-        Executor::for_ram(&HostOptions { threads: 2, ..HostOptions::default() }).expect("two threads")
-    }
-
-    /// What another thread gets.
-    fn elsewhere<T: Send>(call: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| scope.spawn(call).join().expect("no panic"))
-    }
-
-    #[test]
-    fn one_call_at_a_time_and_the_holder_is_named() {
-        let executor = executor();
-        let hold = executor.hold("all_reduce").expect("free");
-        let error = executor.hold("barrier").expect_err("held");
-        assert!(error.to_string().contains("held by all_reduce"), "{error}");
-        assert_eq!(hold.install(rayon::current_num_threads), 2);
-        drop(hold);
-        executor.hold("barrier").expect("free again");
-    }
-
-    #[test]
-    fn a_closed_executor_says_so_and_closing_twice_is_harmless() {
-        let executor = executor();
-        let deadline = Deadline::after(Duration::from_secs(30));
-        executor.drain(Mood::Busy, &deadline).expect("idle");
-        assert_eq!(executor.mood(), Mood::Busy);
-        executor.close(&deadline).expect("idle");
-        executor.close(&deadline).expect("twice");
-        assert!(matches!(executor.hold("barrier"), Err(Error::Closed { .. })));
-        assert!(matches!(executor.drain(Mood::Parked, &deadline), Err(Error::Closed { .. })));
-    }
-
-    #[test]
-    fn closing_waits_for_the_call_and_then_names_it() {
-        let executor = executor();
-        let hold = executor.hold("all_reduce").expect("free");
-        let error = executor.close(&Deadline::after(Duration::from_secs(60))).expect_err("waits for itself");
-        assert!(matches!(error, Error::Contended { .. }) && !executor.is_closed(), "{error}");
-        let error = elsewhere(|| executor.close(&Deadline::after(Duration::from_millis(20))));
-        assert!(error.expect_err("held").to_string().contains("all_reduce"));
-        assert_eq!(hold.install(|| 7), 7);
-        drop(hold);
-        executor.close(&Deadline::after(Duration::from_secs(60))).expect("free");
-    }
-
-    #[test]
-    fn threads_stay_on_their_cores_and_the_callers_mask_is_left_alone() {
-        let before = affinity::get_affinity().expect("a mask");
-        let executor = Executor::for_ram(&HostOptions::default()).expect("the core budget");
-        assert!(executor.threads() >= 1 && executor.threads() <= before.len());
-        let hold = executor.hold("a look").expect("free");
-        let masks = hold.install(|| rayon::broadcast(|_| affinity::get_affinity().expect("a mask")));
-        assert_eq!(masks.len(), executor.threads());
-        for (mask, core) in masks.iter().zip(&executor.placement().cores) {
-            assert_eq!(mask, &[*core]);
-            assert!(before.contains(core));
-        }
-        assert_eq!(affinity::get_affinity().expect("a mask"), before);
-    }
-
-    #[test]
-    fn more_threads_than_cores_stay_within_the_mask() {
-        let mask = affinity::get_affinity().expect("a mask");
-        let options = HostOptions { threads: mask.len() + 3, deferred_limit: 9, ..HostOptions::default() };
-        let executor = Executor::for_ram(&options).expect("more than cores");
-        assert_eq!(executor.deferred_limit(), 9);
-        let hold = executor.hold("a look").expect("free");
-        let masks = hold.install(|| rayon::broadcast(|_| affinity::get_affinity().expect("a mask")));
-        assert_eq!(masks.len(), mask.len() + 3);
-        assert!(masks.iter().flatten().all(|core| mask.contains(core)));
-    }
-
-    #[test]
-    fn an_executor_may_be_dropped_on_its_own_thread() {
-        let executor = executor();
-        let (sender, dropped) = std::sync::mpsc::channel();
-        let last = executor.clone();
-        let call = executor.submit("a look", move |_| {
-            drop(last);
-            Ok(())
-        });
-        call.on_done(Box::new(move || sender.send(()).expect("the test waits")));
-        drop(executor);
-        dropped.recv_timeout(Duration::from_secs(60)).expect("it does not wait for itself");
-    }
-
-    #[test]
-    fn drain_waits_for_the_call() {
-        let executor = executor();
-        let _hold = executor.hold("all_reduce").expect("free");
-        let error = elsewhere(|| executor.drain(Mood::Busy, &Deadline::after(Duration::from_millis(20))));
-        assert!(error.expect_err("held").to_string().contains("all_reduce"));
-        assert_eq!(executor.mood(), Mood::Parked);
-    }
-
-    #[test]
-    fn wrong_options_are_refused() {
-        let many = HostOptions { threads: THREAD_LIMIT + 1, ..HostOptions::default() };
-        assert!(matches!(Executor::for_ram(&many), Err(Error::Invalid { .. })));
-        let domain = HostOptions { memory_domains: Some(vec![4095]), ..HostOptions::default() };
-        assert!(matches!(Executor::for_ram(&domain), Err(Error::Invalid { .. })));
-        let pin = HostOptions { cpu_class: Some(CpuClass::Wasm32V128), ..HostOptions::default() };
-        assert!(Executor::for_ram(&pin).expect_err("no such machine").to_string().contains("WASM32_V128"));
-        assert!(matches!(Executor::for_vram(None), Err(Error::Unsupported { .. })));
-        assert!(matches!(Executor::on_pool(0), Err(Error::Unsupported { .. })));
-    }
 }

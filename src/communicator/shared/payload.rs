@@ -9,6 +9,7 @@ use super::arena::{Array, Parts};
 use super::control::{self, INLINE_BYTES, LAST_STEP};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
+use crate::communicator::Progress;
 use crate::communicator::descriptor::{self, Descriptor};
 use crate::communicator::reduce::{pieces, share};
 use crate::error::Result;
@@ -25,6 +26,16 @@ struct Work<'c, 'a> {
     count: usize,
     input: Option<Span<'c>>,
     kernels: Table,
+    progress: Option<&'c Progress<'c>>,
+}
+
+impl Work<'_, '_> {
+    /// Counts bytes of the output that are there.
+    fn advance(&self, byte_count: usize) {
+        if let Some(progress) = self.progress {
+            progress.advance(byte_count as u64);
+        }
+    }
 }
 
 impl SharedCommunicator {
@@ -71,7 +82,8 @@ impl SharedCommunicator {
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
         self.enter(watch, descriptor)?;
-        let work = Work { watch, descriptor, size, count, input: call.input, kernels: call.kernels };
+        let (kernels, progress) = (call.kernels, call.progress.as_ref());
+        let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress };
         let output = &mut call.output;
         if descriptor.verb == Verb::AllReduce
             && !is_small
@@ -163,6 +175,7 @@ impl SharedCommunicator {
                 let result = control.stage(number)?.part(range.clone())?;
                 output.part(start + range.start..start + range.end)?.copy_from(result)?;
             }
+            work.advance(count * size);
         }
         Ok(())
     }
@@ -188,6 +201,8 @@ impl SharedCommunicator {
                     segment.span_mut().part(place(range))?.copy_from(target.as_span())?;
                 }
             }
+            // The others reduce as much of theirs meanwhile.
+            work.advance(piece.len() * size * members);
             work.watch.deadline.check_interrupt(&work.watch.phase)?;
         }
         self.step_together(work.watch, &mut step)
@@ -211,6 +226,7 @@ impl SharedCommunicator {
                 output.part(bytes)?.copy_from(self.controls[root].stage(number)?.part(0..length)?)?;
             }
             self.own_control().advance(control::place(work.watch.sequence, step));
+            work.advance(length);
         }
         Ok(())
     }
@@ -230,6 +246,7 @@ impl SharedCommunicator {
             for (seat, control) in self.controls.iter().enumerate() {
                 output.part(place(seat))?.copy_from(control.stage(number)?.part(0..end - start)?)?;
             }
+            work.advance((end - start) * self.seats.len());
         }
         Ok(())
     }
@@ -253,6 +270,7 @@ impl SharedCommunicator {
             let sources = sources.collect::<Result<Vec<_>>>()?;
             let mut target = output.part(start..start + length)?;
             work.kernels.reduce(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
+            work.advance(length);
         }
         Ok(())
     }

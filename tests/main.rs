@@ -9,10 +9,12 @@ mod harness;
 const ROLES: &[&[(&str, harness::Role)]] = &[
     harness::ROLES,
     conformance::communicator::ROLES,
+    conformance::deferred::ROLES,
     conformance::trainer::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,
     failure::device::ROLES,
+    failure::fork::ROLES,
     failure::limits::ROLES,
     failure::mesh::ROLES,
     failure::network::ROLES,

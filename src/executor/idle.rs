@@ -9,7 +9,7 @@ use super::Hold;
 use super::line::Job;
 
 /// Looks at the epoch between two offers of the core to others, where threads have no cores of their own.
-const SPINS_PER_YIELD: u32 = 64;
+const SPINS_PER_YIELD: u32 = 256;
 
 /// Where idle threads find their next work.
 pub(super) struct Idle {

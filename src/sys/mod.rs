@@ -14,6 +14,7 @@ mod deadline;
 pub mod disk;
 pub mod engine;
 pub mod file;
+pub mod fork;
 pub mod futex;
 pub mod host;
 pub mod kernel;

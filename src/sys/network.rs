@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
 use crate::error::{Error, Result};
+use crate::sys::fork::Private;
 use crate::sys::{Span, SpanMut};
 
 /// How many connections may wait to be accepted; the kernel's own limit may be lower.
@@ -108,10 +109,10 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-fn endpoint(address: &SocketAddr) -> io::Result<OwnedFd> {
+fn endpoint(address: &SocketAddr) -> io::Result<Private> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = Private::new(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?);
     sockopt::set_tcp_nodelay(&socket, true)?;
     Ok(socket)
 }
@@ -119,7 +120,7 @@ fn endpoint(address: &SocketAddr) -> io::Result<OwnedFd> {
 /// A listening socket at one address of this host, on a port that the kernel chose.
 #[derive(Debug)]
 pub struct Port {
-    socket: OwnedFd,
+    socket: Private,
     address: SocketAddr,
 }
 
@@ -159,6 +160,7 @@ impl Port {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
+                    let socket = Private::new(socket);
                     // One that has ended already refuses this, and is found out when it is read.
                     let _ = sockopt::set_tcp_nodelay(&socket, true);
                     return Ok(Some(Stream { socket }));
@@ -196,7 +198,7 @@ pub enum Moved {
 /// One connection to another host; nothing here blocks.
 #[derive(Debug)]
 pub struct Stream {
-    socket: OwnedFd,
+    socket: Private,
 }
 
 impl Stream {

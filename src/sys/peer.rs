@@ -1,10 +1,11 @@
 //! Another process of this machine: whether it lives, and what lies in its memory.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::sys::fork::Private;
 use crate::sys::{SpanMut, process};
 
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -13,7 +14,7 @@ const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 #[derive(Debug)]
 pub struct Peer {
     pid: u32,
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<Private>,
 }
 
 impl Peer {
@@ -24,7 +25,7 @@ impl Peer {
     pub fn open(pid: u32, start_ticks: u64) -> Option<Self> {
         let number = Pid::from_raw(i32::try_from(pid).ok()?)?;
         // Before Linux 5.3 there is no such descriptor: the start time alone then tells.
-        let descriptor = pidfd_open(number, PidfdFlags::empty()).ok();
+        let descriptor = pidfd_open(number, PidfdFlags::empty()).ok().map(Private::new);
         // Compared after opening: the descriptor now holds whatever process had this number, and that one is checked.
         process::is_alive(pid, start_ticks).then_some(Self { pid, descriptor })
     }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
+use crate::sys::fork::Private;
 use crate::sys::{Span, SpanMut, cgroup};
 
 /// Reserved in steps, so that a shrinking allowance is seen before the kernel has to kill somebody.
@@ -20,7 +21,7 @@ const RESERVE_STEP: usize = 64 << 20;
 /// A memory file that is mapped here, and whose size nobody can change any more.
 #[derive(Debug)]
 pub struct Segment {
-    file: OwnedFd,
+    file: Private,
     pointer: NonNull<u8>,
     byte_count: usize,
 }
@@ -120,7 +121,7 @@ impl Segment {
         .map_err(|errno| Self::refused(name, "map", byte_count, errno))?;
         let pointer = NonNull::new(pointer.cast::<u8>())
             .ok_or_else(|| Self::refused(name, "map", byte_count, Errno::NOMEM))?;
-        Ok(Self { file, pointer, byte_count })
+        Ok(Self { file: Private::new(file), pointer, byte_count })
     }
 
     fn refused(name: &str, operation: &str, byte_count: usize, errno: Errno) -> Error {

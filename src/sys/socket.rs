@@ -13,6 +13,7 @@ use rustix::net::{
 };
 
 use crate::error::{Error, Result};
+use crate::sys::fork::Private;
 use crate::sys::random;
 
 /// The longest message; longer ones are refused on both sides.
@@ -40,9 +41,10 @@ pub fn shares_process_numbers(address: &str) -> bool {
     address.split(' ').nth(2) == Some(namespace("pid").as_str())
 }
 
-fn endpoint() -> Result<OwnedFd> {
+fn endpoint() -> Result<Private> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map(Private::new)
         .map_err(|errno| Error::io("unix socket", "open", errno.into()))
 }
 
@@ -64,7 +66,7 @@ pub fn wait_readable(sockets: &[BorrowedFd<'_>], limit: Duration) {
 /// A listening socket with a random abstract name: it leaves no file, and goes with its process.
 #[derive(Debug)]
 pub struct Doorway {
-    socket: OwnedFd,
+    socket: Private,
     address: String,
 }
 
@@ -109,7 +111,7 @@ impl Doorway {
     pub fn accept(&self) -> Result<Option<Conversation>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => return Ok(Some(Conversation { socket })),
+                Ok(socket) => return Ok(Some(Conversation { socket: Private::new(socket) })),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(Error::io(&self.address, "accept a connection at", errno.into())),
@@ -127,7 +129,7 @@ impl Doorway {
 /// One connection; messages keep their bounds, nothing here blocks.
 #[derive(Debug)]
 pub struct Conversation {
-    socket: OwnedFd,
+    socket: Private,
 }
 
 /// What a look at a connection gave.

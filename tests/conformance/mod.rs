@@ -1,6 +1,7 @@
 //! One suite per trait, run against every backend.
 
 pub(crate) mod communicator;
+pub(crate) mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod members;
 pub(crate) mod trainer;

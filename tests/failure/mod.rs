@@ -2,6 +2,7 @@
 
 pub(crate) mod communicator;
 pub(crate) mod device;
+pub(crate) mod fork;
 pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;

@@ -178,9 +178,9 @@ pub(super) fn topologies() -> Vec<(String, Topology)> {
         let text = std::fs::read_to_string(&path).expect("a readable fixture");
         let (input, _) = text.split_once("---\n").expect("a line --- between input and outcome");
         let lines = input.lines().filter(|line| line.starts_with("run"));
-        let runs = lines.filter_map(|line| Line::read(line, &folder_of(&path)).derive().ok());
+        let mut runs = lines.filter_map(|line| Line::read(line, &folder_of(&path)).derive().ok());
         let name = path.file_stem().expect("a fixture has a name").to_string_lossy().into_owned();
-        found.extend(runs.last().map(|topology| (name, topology)));
+        found.extend(runs.next_back().map(|topology| (name, topology)));
     }
     found
 }

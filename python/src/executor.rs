@@ -10,6 +10,7 @@ use uform::HostOptions;
 use uform::sys::{Deadline, InterruptCheck};
 use uform::vocabulary::{GpuClass, Mood};
 
+use crate::detached::Detached;
 use crate::interrupt::blocking;
 use crate::vocabulary::{Enumeration, of_optional_argument};
 use crate::{argument, exit};
@@ -22,14 +23,14 @@ const WAIT: Duration = Duration::from_secs(1800);
 /// Made by for_ram, or by Mesh.bootstrap(None, ...) from the topology.
 #[pyclass(frozen, module = "uform")]
 pub(crate) struct Executor {
-    pub(crate) inner: Arc<uform::Executor>,
+    pub(crate) inner: Detached<Arc<uform::Executor>>,
 }
 
 impl Executor {
     pub(crate) fn new(inner: uform::Executor) -> Self {
         let inner = Arc::new(inner);
         exit::watch(&inner);
-        Self { inner }
+        Self { inner: Detached::new(inner) }
     }
 }
 

@@ -28,10 +28,8 @@ static IS_ENDING: AtomicBool = AtomicBool::new(false);
 static EXECUTORS: Mutex<Vec<Weak<uform::Executor>>> = Mutex::new(Vec::new());
 
 /// The right of an executor's thread to run Python code; the interpreter does not end before it is dropped.
-#[allow(dead_code, reason = "progress callbacks come with deferred calls")]
 pub(crate) struct Passage(());
 
-#[allow(dead_code, reason = "progress callbacks come with deferred calls")]
 impl Passage {
     /// `None` once the interpreter has begun to end.
     pub(crate) fn enter() -> Option<Self> {

@@ -1,38 +1,40 @@
-//! `Mesh`, and how its verbs run: arrays in, the interpreter's lock released, errors out.
-#![allow(clippy::too_many_arguments, reason = "the signatures are those of the Python interface")]
+//! `Mesh`: how processes join, and the verbs that end before they return.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyType};
 use uform::communicator::Call;
-use uform::sys::{Deadline, SpanMut};
-use uform::vocabulary::{Dtype, ReduceOp, Verb};
+use uform::sys::SpanMut;
+use uform::vocabulary::{ReduceOp, Verb};
 
 use crate::arena::Arena;
 use crate::argument;
-use crate::buffer::{Buffer, same_dtype};
-use crate::error::{invalid, to_python, unsupported};
+use crate::deferred::DeferredMesh;
+use crate::detached::Detached;
+use crate::error::{invalid, unsupported};
 use crate::executor::Executor;
 use crate::interrupt::blocking;
 use crate::options::MeshOptions;
 use crate::structseq;
 use crate::topology::Topology;
-use crate::vocabulary::Enumeration;
-
-type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+use crate::verb::{Given, Request, verbs, within};
 
 /// The processes of a run, joined; usable in `with`, which closes it.
 ///
 /// Its verbs are collective: all processes call the same ones in the same order. They work in place unless out is
 /// given, on C-contiguous arrays of host memory that have the buffer protocol, __array_interface__ or __dlpack__: those
-/// of NumPy, bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. They release the interpreter's lock, and Ctrl-C ends them;
-/// after that, as after LostError and TimedOutError, only close is legal.
+/// of NumPy, bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. They release the interpreter's
+/// lock, and Ctrl-C ends them; after that, as after LostError and TimedOutError, only close is legal.
 ///
-/// timeout_seconds of a verb is its deadline; 0 means 1800.
+/// timeout_seconds of a verb is its deadline; 0 means 1800. progress is called with (done, total) in bytes, at most 20
+/// times a second and a last time at the end, on threads of the executor. An exception in it ends its calls and is raised
+/// when the verb has ended; calls that need the same executor raise ContendedError in it.
 #[pyclass(frozen, module = "uform")]
 pub(crate) struct Mesh {
-    pub(crate) inner: uform::Mesh,
+    pub(crate) inner: Detached<uform::Mesh>,
     executor: Py<Executor>,
 }
+
+verbs!(Mesh -> ());
 
 #[pymethods]
 impl Mesh {
@@ -47,12 +49,7 @@ impl Mesh {
     #[pyo3(signature = (executor, options, /), text_signature = "($cls, executor, options, /)")]
     fn bootstrap(cls: &Bound<'_, PyType>, executor: Given<'_, '_>, options: Given<'_, '_>) -> PyResult<Self> {
         let py = cls.py();
-        let executor = executor
-            .map(|given| {
-                let reason = "must be a uform.Executor or None";
-                given.cast::<Executor>().map_err(|_| invalid(py, "executor", given, reason))
-            })
-            .transpose()?;
+        let executor = executor.map(executor_of).transpose()?;
         let options = options
             .map(|given| {
                 let reason = "must be a uform.MeshOptions or None";
@@ -61,14 +58,14 @@ impl Mesh {
                 Ok::<_, PyErr>(options.get().to_core())
             })
             .transpose()?;
-        let own = executor.map(|executor| &*executor.get().inner);
+        let own = executor.map(|executor| &**executor.get().inner);
         let inner =
             blocking(py, |interrupt| uform::Mesh::bootstrap_within(own, options.as_ref(), interrupt))?;
         let executor = match executor {
             Some(executor) => executor.clone().unbind(),
             None => Py::new(py, Executor::new(inner.executor().clone()))?,
         };
-        Ok(Self { inner, executor })
+        Ok(Self { inner: Detached::new(inner), executor })
     }
 
     /// The index of this process in the run, 0 to count - 1.
@@ -85,7 +82,7 @@ impl Mesh {
 
     /// The executor that runs the calls.
     #[getter]
-    fn executor(&self, py: Python<'_>) -> Py<Executor> {
+    pub(crate) fn executor(&self, py: Python<'_>) -> Py<Executor> {
         self.executor.clone_ref(py)
     }
 
@@ -116,217 +113,11 @@ impl Mesh {
         Ok(Arena { inner: arena })
     }
 
-    /// Every process gets the reduction of all.
-    ///
-    /// array: any shape, the same number of elements everywhere; F32, F64, I32 or I64. op: SUM, AVERAGE, MIN or MAX.
-    /// out: like array; None works in place. The bits of the result are the same everywhere, and in every run.
-    #[pyo3(
-        signature = (array, /, op=None, *, out=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, /, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, progress=None)"
-    )]
-    fn all_reduce(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        op: Given<'_, '_>,
-        out: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let request = Request::new(Verb::AllReduce, timeout_seconds, progress).reducing(op);
-        match out {
-            Some(out) => request.run(self, py, Some(array), ("out", out)),
-            None => request.run(self, py, None, ("array", array)),
-        }
-    }
-
-    /// The root gets the reduction of all; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, /, root=None, op=None, *, out=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, /, root=0, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, \
-                          progress=None)"
-    )]
-    fn reduce(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        root: Given<'_, '_>,
-        op: Given<'_, '_>,
-        out: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, root, op, out, timeout_seconds, progress);
-        self.refused(py, Verb::Reduce)
-    }
-
-    /// Every process gets the root's values.
-    ///
-    /// array: any shape and element type, the same number of elements everywhere. root: the index that gives.
-    /// out: like array, gets the values everywhere, the root included; None works in place.
-    #[pyo3(
-        signature = (array, /, root=None, *, out=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, /, root=0, *, out=None, timeout_seconds=0.0, progress=None)"
-    )]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        root: Given<'_, '_>,
-        out: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let request = Request::new(Verb::Broadcast, timeout_seconds, progress).rooted(root);
-        match out {
-            Some(out) => request.run(self, py, Some(array), ("out", out)),
-            None => request.run(self, py, None, ("array", array)),
-        }
-    }
-
-    /// Every process gets the values of all, one after the other, by index.
-    ///
-    /// array: n elements. out: n * count elements of the same type. counts: None; else not in this version.
-    #[pyo3(
-        signature = (array, out, /, *, counts=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, out, /, *, counts=None, timeout_seconds=0.0, progress=None)"
-    )]
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        counts: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let request = Request::new(Verb::AllGather, timeout_seconds, progress).counted(counts);
-        request.run(self, py, Some(array), ("out", out))
-    }
-
-    /// Every process gets its part of the reduction of all, by index.
-    ///
-    /// array: n * count elements. out: n elements of the same type. op: as in all_reduce. counts: None; else not in this
-    /// version.
-    #[pyo3(
-        signature = (array, out, /, op=None, *, counts=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, out, /, op=uform.ReduceOp.SUM, *, counts=None, timeout_seconds=0.0, \
-                          progress=None)"
-    )]
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        op: Given<'_, '_>,
-        counts: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let request =
-            Request::new(Verb::ReduceScatter, timeout_seconds, progress).reducing(op).counted(counts);
-        request.run(self, py, Some(array), ("out", out))
-    }
-
-    /// Every process gets one part of every other; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=0.0, \
-                          progress=None)"
-    )]
-    fn all_to_all(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        send_counts: Given<'_, '_>,
-        receive_counts: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, out, send_counts, receive_counts, timeout_seconds, progress);
-        self.refused(py, Verb::AllToAll)
-    }
-
-    /// The root gets the values of all; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
-    )]
-    fn gather(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        root: Given<'_, '_>,
-        counts: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, out, root, counts, timeout_seconds, progress);
-        self.refused(py, Verb::Gather)
-    }
-
-    /// Every process gets its part of the root's values; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
-    )]
-    fn scatter(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        root: Given<'_, '_>,
-        counts: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, out, root, counts, timeout_seconds, progress);
-        self.refused(py, Verb::Scatter)
-    }
-
-    /// Gives one other process an array; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, destination, /, *, tag=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, destination, /, *, tag=0, timeout_seconds=0.0, progress=None)"
-    )]
-    fn send(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        destination: &Bound<'_, PyAny>,
-        tag: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, destination, tag, timeout_seconds, progress);
-        self.refused(py, Verb::Send)
-    }
-
-    /// Takes an array from one other process; raises UnsupportedError: not in this version.
-    #[pyo3(
-        signature = (array, source, /, *, tag=None, timeout_seconds=None, progress=None),
-        text_signature = "($self, array, source, /, *, tag=0, timeout_seconds=0.0, progress=None)"
-    )]
-    fn receive(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        source: &Bound<'_, PyAny>,
-        tag: Given<'_, '_>,
-        timeout_seconds: Given<'_, '_>,
-        progress: Given<'_, '_>,
-    ) -> PyResult<()> {
-        let _ = (array, source, tag, timeout_seconds, progress);
-        self.refused(py, Verb::Receive)
-    }
-
     /// Returns when all processes have called it.
     #[pyo3(signature = (*, timeout_seconds=None), text_signature = "($self, *, timeout_seconds=0.0)")]
     fn barrier(&self, py: Python<'_>, timeout_seconds: Given<'_, '_>) -> PyResult<()> {
         within(py, timeout_seconds, |deadline| {
-            let call = Call::new(Verb::Barrier, Dtype::U8, ReduceOp::Sum, 0, None, SpanMut::empty());
+            let call = Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty());
             self.inner.run(call, deadline)
         })
     }
@@ -352,18 +143,24 @@ impl Mesh {
         PyList::new(py, payloads.iter().map(|payload| PyBytes::new(py, payload)))
     }
 
-    /// The same mesh, its verbs on that executor; raises UnsupportedError: not in this version.
+    /// The same mesh, its verbs on that executor: one order of calls, and closing one closes the other.
     #[pyo3(signature = (executor, /))]
-    fn on(&self, py: Python<'_>, executor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let _ = executor;
-        Err(unsupported(py, "Mesh.on"))
+    pub(crate) fn on(&self, executor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let executor = executor_of(executor)?;
+        Ok(Self {
+            inner: Detached::new(self.inner.on(&executor.get().inner)),
+            executor: executor.clone().unbind(),
+        })
     }
 
-    /// The same verbs, each returning a Deferred; raises UnsupportedError: not in this version.
+    /// The same verbs, each returning a Deferred, on that executor; None stands for the one of this mesh.
     #[pyo3(signature = (executor=None, /))]
     fn deferred(&self, py: Python<'_>, executor: Given<'_, '_>) -> PyResult<DeferredMesh> {
-        let _ = executor;
-        Err(unsupported(py, "Mesh.deferred"))
+        let executor = executor.map(executor_of).transpose()?;
+        let core = executor.map(|executor| &**executor.get().inner);
+        let executor =
+            executor.map_or_else(|| self.executor.clone_ref(py), |executor| executor.clone().unbind());
+        Ok(DeferredMesh::new(self.inner.deferred(core), executor))
     }
 
     /// One mesh for each color; raises UnsupportedError: not in this version.
@@ -406,119 +203,16 @@ impl Mesh {
 }
 
 impl Mesh {
+    fn carry(&self, py: Python<'_>, request: Request<'_, '_>) -> PyResult<()> {
+        request.run(py, &self.inner)
+    }
+
     fn refused(&self, py: Python<'_>, verb: Verb) -> PyResult<()> {
         Err(unsupported(py, &format!("Mesh.{}", verb.word())))
     }
 }
 
-/// Runs `call` within the deadline of a verb, detached.
-pub(crate) fn within<T: Send>(
-    py: Python<'_>,
-    timeout_seconds: Given<'_, '_>,
-    call: impl FnOnce(&Deadline<'_>) -> uform::Result<T> + Send,
-) -> PyResult<T> {
-    let seconds = argument::number_or("timeout_seconds", timeout_seconds, 0.0)?;
-    let deadline = uform::Mesh::verb_deadline(seconds).map_err(|error| to_python(py, &error))?;
-    blocking(py, |interrupt| match interrupt {
-        Some(interrupt) => call(&deadline.interruptible(interrupt)),
-        None => call(&deadline),
-    })
-}
-
-/// One call of a verb as Python gave it.
-struct Request<'a, 'py> {
-    verb: Verb,
-    op: Given<'a, 'py>,
-    root: Given<'a, 'py>,
-    counts: Given<'a, 'py>,
-    timeout_seconds: Given<'a, 'py>,
-    progress: Given<'a, 'py>,
-}
-
-impl<'a, 'py> Request<'a, 'py> {
-    fn new(verb: Verb, timeout_seconds: Given<'a, 'py>, progress: Given<'a, 'py>) -> Self {
-        Self { verb, op: None, root: None, counts: None, timeout_seconds, progress }
-    }
-
-    fn reducing(self, op: Given<'a, 'py>) -> Self {
-        Self { op, ..self }
-    }
-
-    fn rooted(self, root: Given<'a, 'py>) -> Self {
-        Self { root, ..self }
-    }
-
-    fn counted(self, counts: Given<'a, 'py>) -> Self {
-        Self { counts, ..self }
-    }
-
-    /// Runs it, telling the peers if this process refuses to.
-    fn run(
-        self,
-        mesh: &Mesh,
-        py: Python<'py>,
-        input: Given<'_, 'py>,
-        (name, output): (&str, &Bound<'py, PyAny>),
-    ) -> PyResult<()> {
-        let arguments = self.arguments(py, input, (name, output));
-        let (op, root, input, mut output) = arguments.inspect_err(|refusal| {
-            let reason = refusal.value(py).to_string();
-            let error = uform::Error::invalid("arguments", self.verb.word(), "argument", reason);
-            mesh.inner.refuse(self.verb, &error);
-        })?;
-        let (verb, dtype, output) = (self.verb, output.dtype(), output.span_mut());
-        within(py, self.timeout_seconds, |deadline| {
-            let input = input.as_ref().map(Buffer::span);
-            mesh.inner.run(Call::new(verb, dtype, op, root, input, output), deadline)
-        })
-    }
-
-    /// What the core needs of them: op, root, input and output.
-    fn arguments(
-        &self,
-        py: Python<'py>,
-        input: Given<'_, 'py>,
-        (name, output): (&str, &Bound<'py, PyAny>),
-    ) -> PyResult<(ReduceOp, usize, Option<Buffer>, Buffer)> {
-        for (part, given) in [("counts", self.counts), ("progress", self.progress)] {
-            if given.is_some() {
-                return Err(unsupported(py, &format!("{part} of Mesh.{}", self.verb.word())));
-            }
-        }
-        let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
-        let root = argument::count_or("root", self.root, 0)?;
-        let output = Buffer::for_writing(name, output)?;
-        let input = input.map(|given| Buffer::for_reading("array", given)).transpose()?;
-        if let Some(input) = &input {
-            same_dtype(py, input, (name, output.dtype()))?;
-        }
-        Ok((op, root, input, output))
-    }
-}
-
-/// The verbs of a mesh, each returning a Deferred; not in this version.
-#[pyclass(frozen, module = "uform")]
-pub(crate) struct DeferredMesh;
-
-/// A call that goes on after it was submitted; not in this version.
-#[pyclass(frozen, module = "uform")]
-pub(crate) struct Deferred;
-
-#[pymethods]
-impl Deferred {
-    /// Whether the call has ended.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        Err(unsupported(py, "Deferred.done"))
-    }
-
-    /// Waits for the end of the call and raises what it raised.
-    #[pyo3(signature = (timeout_seconds=None), text_signature = "($self, timeout_seconds=0.0)")]
-    fn wait(&self, py: Python<'_>, timeout_seconds: Given<'_, '_>) -> PyResult<()> {
-        let _ = timeout_seconds;
-        Err(unsupported(py, "Deferred.wait"))
-    }
-
-    fn __await__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Err(unsupported(py, "Deferred.__await__"))
-    }
+/// The executor that a caller gave.
+pub(crate) fn executor_of<'a, 'py>(given: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, Executor>> {
+    given.cast::<Executor>().map_err(|_| invalid(given.py(), "executor", given, "must be a uform.Executor"))
 }

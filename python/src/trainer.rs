@@ -10,9 +10,12 @@ use uform::trainer::Parameter;
 use crate::argument;
 use crate::array::{Access, Array};
 use crate::buffer::Buffer;
+use crate::deferred::DeferredTrainer;
+use crate::detached::Detached;
 use crate::error::{chained, invalid, to_python, unsupported};
-use crate::mesh::{Mesh, within};
+use crate::mesh::{Mesh, executor_of};
 use crate::optimizer;
+use crate::verb::{Given, within};
 
 /// Data-parallel steps over a mesh: parameters shared, gradients of each process, one optimizer for the run.
 ///
@@ -24,7 +27,8 @@ use crate::optimizer;
 /// Raises InvalidError, DisagreedError naming the parameter, ExhaustedError.
 #[pyclass(frozen, module = "uform")]
 pub(crate) struct Trainer {
-    inner: Arc<uform::Trainer>,
+    inner: Detached<uform::Trainer>,
+    mesh: Py<Mesh>,
     parameters: Py<PyMappingProxy>,
     gradients: Py<PyMappingProxy>,
 }
@@ -41,7 +45,7 @@ impl Trainer {
         clip_norm: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mesh = mesh.cast::<Mesh>().map_err(|_| invalid(py, "mesh", mesh, "must be a uform.Mesh"))?;
-        let mesh = mesh.get().inner.clone();
+        let core = &*mesh.get().inner;
         let arrays = arrays_of(parameters)?;
         let optimizer = optimizer::of_argument(optimizer)?;
         let clip_norm = clip_norm.map(|given| argument::number("clip_norm", given)).transpose()?;
@@ -55,12 +59,13 @@ impl Trainer {
                     values: Some(array.span()),
                 })
                 .collect::<Vec<_>>();
-            uform::Trainer::open(&mesh, &parameters, optimizer, clip_norm, deadline)
+            uform::Trainer::open(core, &parameters, optimizer, clip_norm, deadline)
         })?;
         let parameters = mapping(py, &trainer, |name| Array::over_parameter(trainer.parameter(name)?))?;
         let gradients =
             mapping(py, &trainer, |name| Array::over_view(trainer.gradient(name)?, Access::Write))?;
-        Ok(Self { inner: Arc::new(trainer), parameters, gradients })
+        let inner = Detached::new(trainer);
+        Ok(Self { inner, mesh: mesh.clone().unbind(), parameters, gradients })
     }
 
     /// The parameters by name: Arrays that share the trainer's memory, read-only; step changes them in place.
@@ -127,18 +132,26 @@ impl Trainer {
         within(py, None, |deadline| self.inner.load(&directory, deadline))
     }
 
-    /// The same trainer, its calls on that executor; raises UnsupportedError: not in this version.
+    /// The same trainer, its calls on that executor.
     #[pyo3(signature = (executor, /))]
-    fn on(&self, py: Python<'_>, executor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let _ = executor;
-        Err(unsupported(py, "Trainer.on"))
+    fn on(&self, py: Python<'_>, executor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let core = executor_of(executor)?;
+        Ok(Self {
+            inner: Detached::new(self.inner.on(&core.get().inner)),
+            mesh: Py::new(py, self.mesh.get().on(executor)?)?,
+            parameters: self.parameters.clone_ref(py),
+            gradients: self.gradients.clone_ref(py),
+        })
     }
 
-    /// The same calls, each returning a Deferred; raises UnsupportedError: not in this version.
+    /// The calls step, save and load, each returning a Deferred, on that executor; None stands for the one of the mesh.
     #[pyo3(signature = (executor=None, /))]
-    fn deferred(&self, py: Python<'_>, executor: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let _ = executor;
-        Err(unsupported(py, "Trainer.deferred"))
+    fn deferred(&self, py: Python<'_>, executor: Given<'_, '_>) -> PyResult<DeferredTrainer> {
+        let executor = match executor {
+            Some(executor) => executor_of(executor)?.clone().unbind(),
+            None => self.mesh.get().executor(py),
+        };
+        Ok(DeferredTrainer::new(self.inner.deferred(Some(&executor.get().inner)), executor))
     }
 }
 
@@ -206,7 +219,7 @@ impl Edit {
 /// What one step did; the same on every process, except the times.
 #[pyclass(frozen, module = "uform")]
 pub(crate) struct StepReport {
-    inner: uform::trainer::StepReport,
+    pub(crate) inner: uform::trainer::StepReport,
 }
 
 #[pymethods]

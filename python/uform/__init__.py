@@ -21,6 +21,7 @@ from uform._uform import CorruptError as CorruptError
 from uform._uform import CPUClass as CPUClass
 from uform._uform import Deferred as Deferred
 from uform._uform import DeferredMesh as DeferredMesh
+from uform._uform import DeferredTrainer as DeferredTrainer
 from uform._uform import DisagreedError as DisagreedError
 from uform._uform import Dtype as Dtype
 from uform._uform import Executor as Executor

@@ -2,16 +2,21 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self, final
+from types import GenericAlias, TracebackType
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, final
 
 from _typeshed import structseq
 from typing_extensions import CapsuleType
 
 __version__: Final[str]
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+# Gets the bytes that are done and the bytes of the whole call.
+_Progress: TypeAlias = Callable[[int, int], object]
 
 class CPUClass(IntEnum):
     """The CPU family that kernels dispatch as."""
@@ -375,7 +380,7 @@ class Mesh:
         *,
         out: Any = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def reduce(
         self,
@@ -386,7 +391,7 @@ class Mesh:
         *,
         out: Any = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def broadcast(
         self,
@@ -396,7 +401,7 @@ class Mesh:
         *,
         out: Any = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def all_gather(
         self,
@@ -406,7 +411,7 @@ class Mesh:
         *,
         counts: Sequence[int] | None = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def reduce_scatter(
         self,
@@ -417,7 +422,7 @@ class Mesh:
         *,
         counts: Sequence[int] | None = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def all_to_all(
         self,
@@ -428,7 +433,7 @@ class Mesh:
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def gather(
         self,
@@ -439,7 +444,7 @@ class Mesh:
         *,
         counts: Sequence[int] | None = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def scatter(
         self,
@@ -450,7 +455,7 @@ class Mesh:
         *,
         counts: Sequence[int] | None = None,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def send(
         self,
@@ -460,7 +465,7 @@ class Mesh:
         *,
         tag: int = 0,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def receive(
         self,
@@ -470,7 +475,7 @@ class Mesh:
         *,
         tag: int = 0,
         timeout_seconds: float = 0.0,
-        progress: None = None,
+        progress: _Progress | None = None,
     ) -> None: ...
     def barrier(self, *, timeout_seconds: float = 0.0) -> None: ...
     def exchange(self, payload: bytes, /, *, timeout_seconds: float = 0.0) -> list[bytes]: ...
@@ -490,15 +495,145 @@ class Mesh:
 
 @final
 class DeferredMesh:
-    """The verbs of a mesh, each returning a Deferred; not in this version."""
+    """The verbs of a mesh, each of which returns a Deferred at once; made by Mesh.deferred."""
+
+    def all_reduce(
+        self,
+        array: Any,
+        /,
+        op: ReduceOp = ...,
+        *,
+        out: Any = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def reduce(
+        self,
+        array: Any,
+        /,
+        root: int = 0,
+        op: ReduceOp = ...,
+        *,
+        out: Any = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def broadcast(
+        self,
+        array: Any,
+        /,
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def all_gather(
+        self,
+        array: Any,
+        out: Any,
+        /,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def reduce_scatter(
+        self,
+        array: Any,
+        out: Any,
+        /,
+        op: ReduceOp = ...,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def all_to_all(
+        self,
+        array: Any,
+        out: Any,
+        /,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def gather(
+        self,
+        array: Any,
+        out: Any,
+        /,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def scatter(
+        self,
+        array: Any,
+        out: Any,
+        /,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def send(
+        self,
+        array: Any,
+        destination: int,
+        /,
+        *,
+        tag: int = 0,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def receive(
+        self,
+        array: Any,
+        source: int,
+        /,
+        *,
+        tag: int = 0,
+        timeout_seconds: float = 0.0,
+        progress: _Progress | None = None,
+    ) -> Deferred[None]: ...
+    def barrier(self, *, timeout_seconds: float = 0.0) -> Deferred[None]: ...
+    def exchange(self, payload: bytes, /, *, timeout_seconds: float = 0.0) -> Deferred[list[bytes]]: ...
+    def arena(self, byte_count: int, /) -> Deferred[Arena]: ...
 
 @final
-class Deferred(Awaitable[None]):
-    """A call that goes on after it was submitted; not in this version."""
+class DeferredTrainer:
+    """The calls of a trainer, each of which returns a Deferred at once; made by Trainer.deferred."""
+
+    def step(self, *, weight: float = 1.0) -> Deferred[StepReport]: ...
+    def save(self, directory: str | os.PathLike[str], *, step: int) -> Deferred[None]: ...
+    def load(self, directory: str | os.PathLike[str]) -> Deferred[int]: ...
+
+@final
+class Deferred(Awaitable[_T_co], Generic[_T_co]):
+    """A call that was submitted: it runs on the threads of its executor, whether or not anybody waits for it."""
 
     def done(self) -> bool: ...
-    def wait(self, timeout_seconds: float = 0.0) -> None: ...
-    def __await__(self) -> Generator[Any]: ...
+    def wait(self, timeout_seconds: float = 0.0) -> _T_co: ...
+    def __await__(self) -> Generator[Any, Any, _T_co]: ...
+    def __class_getitem__(cls, key: Any) -> GenericAlias: ...
+    def _result(self) -> _T_co: ...
+    @property
+    def _executor(self) -> Executor: ...
+    def _bell(self) -> _Bell: ...
+    def _ring(self, bell: _Bell) -> None: ...
+
+@final
+class _Bell:
+    """A descriptor that becomes readable when a call has ended; closed with the last reference."""
+
+    def fileno(self) -> int: ...
+    def hear(self) -> None: ...
 
 @final
 class SGD:
@@ -583,8 +718,8 @@ class Trainer:
     def edit(self) -> AbstractContextManager[Mapping[str, Array]]: ...
     def save(self, directory: str | os.PathLike[str], *, step: int) -> None: ...
     def load(self, directory: str | os.PathLike[str]) -> int: ...
-    def on(self, executor: Executor, /) -> NoReturn: ...
-    def deferred(self, executor: Executor | None = None, /) -> NoReturn: ...
+    def on(self, executor: Executor, /) -> Trainer: ...
+    def deferred(self, executor: Executor | None = None, /) -> DeferredTrainer: ...
 
 def capabilities_compiled() -> str: ...
 def capabilities_available() -> str: ...

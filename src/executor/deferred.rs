@@ -139,6 +139,19 @@ impl<T> Deferred<T> {
     /// What the call ended with; `TimedOut` and `Interrupted` of the wait; `Contended` from inside of a call on the same
     /// executor, which would wait for itself; `Closed` in a forked child, and if the result was given before.
     pub fn wait(&self, deadline: &Deadline<'_>) -> Result<T> {
+        loop {
+            self.wait_done(deadline)?;
+            if let Some(result) = self.core.slot().take(self.core.call) {
+                return result;
+            }
+        }
+    }
+
+    /// Waits for the end of the call and leaves its result where it is.
+    ///
+    /// # Errors
+    /// As [`Deferred::wait`], but for what the call ended with.
+    pub fn wait_done(&self, deadline: &Deadline<'_>) -> Result<()> {
         self.core.check_process()?;
         if !self.is_done()
             && let Some(executor) = self.core.executor.upgrade()
@@ -154,13 +167,21 @@ impl<T> Deferred<T> {
                 let waited = self.core.changed.wait_timeout(slot, deadline.pause());
                 slot = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            if let Some(result) = slot.take(self.core.call) {
-                return result;
+            if !matches!(slot.outcome, Outcome::Pending) {
+                return Ok(());
             }
             drop(slot);
             // Without the lock: the interrupt check may run any code.
             deadline.check(&format!("waiting for {}", self.core.call), Vec::<Missing>::new)?;
         }
+    }
+
+    /// Refuses a process that did not submit the call: in a forked child nobody runs it.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
+    pub fn check_process(&self) -> Result<()> {
+        self.core.check_process()
     }
 
     /// Has `hook` called when the call has ended: on the executor's thread, or here and now if it is done already.

@@ -96,8 +96,6 @@ def test_wrong_arguments_of_verbs_are_refused(mesh: uform.Mesh) -> None:
         mesh.arena(-1)
     with pytest.raises(uform.UnsupportedError, match="counts"):
         mesh.all_gather(numbers, numbers.copy(), counts=[3])
-    with pytest.raises(uform.UnsupportedError, match="progress"):
-        mesh.all_reduce(numbers, progress=print)  # type: ignore[arg-type]
     # None of this has harmed the mesh.
     assert mesh.exchange(b"still here") == [b"still here"]
 
@@ -111,8 +109,8 @@ def test_what_comes_later_says_so(mesh: uform.Mesh) -> None:
         lambda: mesh.scatter(numbers, numbers),
         lambda: mesh.send(numbers, 0),
         lambda: mesh.receive(numbers, 0),
-        lambda: mesh.on(mesh.executor),
-        mesh.deferred,
+        lambda: mesh.deferred().reduce(numbers),
+        lambda: mesh.deferred().send(numbers, 0),
         lambda: mesh.split(0),
         mesh.shrink,
     )

@@ -1,0 +1,369 @@
+//! Verbs on arrays as Python calls them, for a mesh and for a deferred mesh alike.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use uform::communicator::Call;
+use uform::sys::Deadline;
+use uform::vocabulary::{Dtype, ReduceOp, Verb};
+use uform::{Error, Progress};
+
+use crate::argument;
+use crate::buffer::{Buffer, Loan, same_dtype};
+use crate::error::{to_python, unsupported};
+use crate::interrupt::blocking;
+use crate::progress::Report;
+use crate::vocabulary::Enumeration;
+
+pub(crate) type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
+/// The deadline of a verb that a caller gave.
+pub(crate) fn deadline(py: Python<'_>, timeout_seconds: Given<'_, '_>) -> PyResult<Deadline<'static>> {
+    let seconds = argument::number_or("timeout_seconds", timeout_seconds, 0.0)?;
+    uform::Mesh::verb_deadline(seconds).map_err(|error| to_python(py, &error))
+}
+
+/// Runs `call` within the deadline of a verb, detached.
+pub(crate) fn within<T: Send>(
+    py: Python<'_>,
+    timeout_seconds: Given<'_, '_>,
+    call: impl FnOnce(&Deadline<'_>) -> uform::Result<T> + Send,
+) -> PyResult<T> {
+    let deadline = deadline(py, timeout_seconds)?;
+    blocking(py, |interrupt| match interrupt {
+        Some(interrupt) => call(&deadline.interruptible(interrupt)),
+        None => call(&deadline),
+    })
+}
+
+/// One call on arrays as Python gave it.
+pub(crate) struct Request<'a, 'py> {
+    pub(crate) verb: Verb,
+    /// `None` in place.
+    pub(crate) input: Given<'a, 'py>,
+    /// The name and the array of what is written.
+    pub(crate) output: (&'static str, &'a Bound<'py, PyAny>),
+    pub(crate) op: Given<'a, 'py>,
+    pub(crate) root: Given<'a, 'py>,
+    pub(crate) counts: Given<'a, 'py>,
+    pub(crate) timeout_seconds: Given<'a, 'py>,
+    pub(crate) progress: Given<'a, 'py>,
+}
+
+/// What the core needs of it.
+struct Arguments {
+    op: ReduceOp,
+    root: usize,
+    input: Option<Buffer>,
+    output: Buffer,
+    deadline: Deadline<'static>,
+    report: Option<Arc<Report>>,
+}
+
+/// Arrays and reports of a call that goes on without the interpreter.
+pub(crate) struct Lent {
+    loan: Loan,
+    tell: Option<Box<dyn Fn(u64, u64) + Send + Sync>>,
+}
+
+impl<'a, 'py> Request<'a, 'py> {
+    /// A call in place, or into `out` where there is one.
+    pub(crate) fn new(verb: Verb, array: &'a Bound<'py, PyAny>, out: Given<'a, 'py>) -> Self {
+        let (input, output) = match out {
+            Some(out) => (Some(array), ("out", out)),
+            None => (None, ("array", array)),
+        };
+        Self {
+            verb,
+            input,
+            output,
+            op: None,
+            root: None,
+            counts: None,
+            timeout_seconds: None,
+            progress: None,
+        }
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<()> {
+        let Arguments { op, root, input, mut output, deadline, report } = self.arguments(py, mesh)?;
+        let (verb, dtype) = (self.verb, output.dtype());
+        let tell = |done, total| report.iter().for_each(|report| report.tell(done, total));
+        let result = blocking(py, |interrupt| {
+            let deadline = interrupt.map_or(deadline, |interrupt| deadline.interruptible(interrupt));
+            let (input, progress) =
+                (input.as_ref().map(Buffer::span), report.as_ref().map(|_| Progress::new(&tell)));
+            let call = Call { progress, ..Call::new(verb, dtype, op, root, input, output.span_mut()) };
+            mesh.run(call, &deadline)
+        });
+        match &report {
+            Some(report) => report.outcome(py, result),
+            None => result,
+        }
+    }
+
+    /// Submits it; what is wrong with the arguments is said here.
+    pub(crate) fn submit(
+        self,
+        py: Python<'py>,
+        mesh: &uform::DeferredMesh,
+    ) -> PyResult<(uform::Deferred<Lent>, Option<Arc<Report>>)> {
+        let Arguments { op, root, input, output, deadline, report } = self.arguments(py, mesh.mesh())?;
+        let (verb, dtype) = (self.verb, output.dtype());
+        let tell = report.clone().map(|report| {
+            Box::new(move |done, total| report.tell(done, total)) as Box<dyn Fn(u64, u64) + Send + Sync>
+        });
+        let lent = Lent { loan: Loan::new(py, input, output)?, tell };
+        let call =
+            py.detach(|| mesh.run(verb, lent, move |lent| Ok(lent.call(verb, dtype, op, root)), deadline));
+        Ok((call, report))
+    }
+
+    /// Checks it, and tells the peers if this process refuses to make the call.
+    fn arguments(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Arguments> {
+        self.read(py).inspect_err(|refusal| {
+            let reason = refusal.value(py).to_string();
+            let verb = self.verb;
+            let error = Error::invalid("arguments", verb.word(), "argument", reason);
+            py.detach(|| mesh.refuse(verb, &error));
+        })
+    }
+
+    fn read(&self, py: Python<'py>) -> PyResult<Arguments> {
+        if self.counts.is_some() {
+            return Err(unsupported(py, &format!("counts of Mesh.{}", self.verb.word())));
+        }
+        let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
+        let root = argument::count_or("root", self.root, 0)?;
+        let deadline = deadline(py, self.timeout_seconds)?;
+        let report = self.progress.map(Report::new).transpose()?.map(Arc::new);
+        let (name, output) = self.output;
+        let output = Buffer::for_writing(name, output)?;
+        let input = self.input.map(|given| Buffer::for_reading("array", given)).transpose()?;
+        if let Some(input) = &input {
+            same_dtype(py, input, (name, output.dtype()))?;
+        }
+        Ok(Arguments { op, root, input, output, deadline, report })
+    }
+}
+
+impl Lent {
+    fn call(&mut self, verb: Verb, dtype: Dtype, op: ReduceOp, root: usize) -> Call<'_> {
+        let progress = self.tell.as_deref().map(|tell| Progress::new(tell));
+        let (input, output) = self.loan.spans();
+        Call { progress, ..Call::new(verb, dtype, op, root, input, output) }
+    }
+}
+
+/// Gives a class the verbs on arrays, with one signature wherever they are.
+///
+/// The class says with `carry` what it does with a request, and with `refused` what with a verb of a later version.
+macro_rules! verbs {
+    ($class:ident -> $answer:ty) => {
+        #[allow(clippy::too_many_arguments, reason = "the signatures are those of the Python interface")]
+        #[pymethods]
+        impl $class {
+            /// Every process gets the reduction of all.
+            ///
+            /// array: any shape, the same number of elements everywhere; F32, F64, I32 or I64. op: SUM, AVERAGE, MIN or MAX.
+            /// out: like array; None works in place. The bits of the result are the same everywhere, and in every run.
+            #[pyo3(
+                signature = (array, /, op=None, *, out=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, /, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, progress=None)"
+            )]
+            fn all_reduce(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                op: $crate::verb::Given<'_, '_>,
+                out: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let request = $crate::verb::Request::new(Verb::AllReduce, array, out);
+                self.carry(py, $crate::verb::Request { op, timeout_seconds, progress, ..request })
+            }
+
+            /// The root gets the reduction of all; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, /, root=None, op=None, *, out=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, /, root=0, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, \
+                                  progress=None)"
+            )]
+            fn reduce(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                root: $crate::verb::Given<'_, '_>,
+                op: $crate::verb::Given<'_, '_>,
+                out: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, root, op, out, timeout_seconds, progress);
+                self.refused(py, Verb::Reduce)
+            }
+
+            /// Every process gets the root's values.
+            ///
+            /// array: any shape and element type, the same number of elements everywhere. root: the index that gives.
+            /// out: like array, gets the values everywhere, the root included; None works in place.
+            #[pyo3(
+                signature = (array, /, root=None, *, out=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, /, root=0, *, out=None, timeout_seconds=0.0, progress=None)"
+            )]
+            fn broadcast(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                root: $crate::verb::Given<'_, '_>,
+                out: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let request = $crate::verb::Request::new(Verb::Broadcast, array, out);
+                self.carry(py, $crate::verb::Request { root, timeout_seconds, progress, ..request })
+            }
+
+            /// Every process gets the values of all, one after the other, by index.
+            ///
+            /// array: n elements. out: n * count elements of the same type. counts: None; else not in this version.
+            #[pyo3(
+                signature = (array, out, /, *, counts=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, out, /, *, counts=None, timeout_seconds=0.0, progress=None)"
+            )]
+            fn all_gather(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                out: &Bound<'_, PyAny>,
+                counts: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let request = $crate::verb::Request::new(Verb::AllGather, array, Some(out));
+                self.carry(py, $crate::verb::Request { counts, timeout_seconds, progress, ..request })
+            }
+
+            /// Every process gets its part of the reduction of all, by index.
+            ///
+            /// array: n * count elements. out: n elements of the same type. op: as in all_reduce. counts: None; else not in this
+            /// version.
+            #[pyo3(
+                signature = (array, out, /, op=None, *, counts=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, out, /, op=uform.ReduceOp.SUM, *, counts=None, timeout_seconds=0.0, \
+                                  progress=None)"
+            )]
+            fn reduce_scatter(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                out: &Bound<'_, PyAny>,
+                op: $crate::verb::Given<'_, '_>,
+                counts: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let request = $crate::verb::Request::new(Verb::ReduceScatter, array, Some(out));
+                self.carry(py, $crate::verb::Request { op, counts, timeout_seconds, progress, ..request })
+            }
+
+            /// Every process gets one part of every other; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=0.0, \
+                                  progress=None)"
+            )]
+            fn all_to_all(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                out: &Bound<'_, PyAny>,
+                send_counts: $crate::verb::Given<'_, '_>,
+                receive_counts: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, out, send_counts, receive_counts, timeout_seconds, progress);
+                self.refused(py, Verb::AllToAll)
+            }
+
+            /// The root gets the values of all; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
+            )]
+            fn gather(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                out: &Bound<'_, PyAny>,
+                root: $crate::verb::Given<'_, '_>,
+                counts: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, out, root, counts, timeout_seconds, progress);
+                self.refused(py, Verb::Gather)
+            }
+
+            /// Every process gets its part of the root's values; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
+            )]
+            fn scatter(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                out: &Bound<'_, PyAny>,
+                root: $crate::verb::Given<'_, '_>,
+                counts: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, out, root, counts, timeout_seconds, progress);
+                self.refused(py, Verb::Scatter)
+            }
+
+            /// Gives one other process an array; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, destination, /, *, tag=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, destination, /, *, tag=0, timeout_seconds=0.0, progress=None)"
+            )]
+            fn send(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                destination: &Bound<'_, PyAny>,
+                tag: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, destination, tag, timeout_seconds, progress);
+                self.refused(py, Verb::Send)
+            }
+
+            /// Takes an array from one other process; raises UnsupportedError: not in this version.
+            #[pyo3(
+                signature = (array, source, /, *, tag=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, source, /, *, tag=0, timeout_seconds=0.0, progress=None)"
+            )]
+            fn receive(
+                &self,
+                py: Python<'_>,
+                array: &Bound<'_, PyAny>,
+                source: &Bound<'_, PyAny>,
+                tag: $crate::verb::Given<'_, '_>,
+                timeout_seconds: $crate::verb::Given<'_, '_>,
+                progress: $crate::verb::Given<'_, '_>,
+            ) -> PyResult<$answer> {
+                let _ = (array, source, tag, timeout_seconds, progress);
+                self.refused(py, Verb::Receive)
+            }
+        }
+    };
+}
+
+pub(crate) use verbs;

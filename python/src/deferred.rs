@@ -285,7 +285,7 @@ impl DeferredTrainer {
 
 #[pymethods]
 impl DeferredTrainer {
-    /// As Trainer.step; gives a StepReport.
+    /// Updates all parameters, as Trainer.step does; gives a StepReport.
     #[pyo3(signature = (*, weight=None), text_signature = "($self, *, weight=1.0)")]
     fn step(&self, py: Python<'_>, weight: Given<'_, '_>) -> PyResult<Deferred> {
         let (weight, deadline) = (argument::number_or("weight", weight, 1.0)?, deadline(py, None)?);
@@ -295,7 +295,7 @@ impl DeferredTrainer {
         }))
     }
 
-    /// As Trainer.save.
+    /// Writes parameters and optimizer state, as Trainer.save does.
     #[pyo3(signature = (directory, *, step))]
     fn save(
         &self,
@@ -309,7 +309,7 @@ impl DeferredTrainer {
         Ok(Deferred::new(&self.executor, py, call, |py, ()| Ok(py.None())))
     }
 
-    /// As Trainer.load; gives the number of the step.
+    /// Reads the newest step of a directory, as Trainer.load does; gives its number.
     #[pyo3(signature = (directory))]
     fn load(&self, py: Python<'_>, directory: &Bound<'_, PyAny>) -> PyResult<Deferred> {
         let (directory, deadline) = (argument::path("directory", directory)?, deadline(py, None)?);

@@ -1,7 +1,7 @@
 """How awaiting a Deferred works: one eventfd for each executor and loop, no thread and no polling.
 
-This is Python and not Rust, since a daemon thread may be awaiting when the interpreter ends. It ends such a thread with all
-its frames, and frames of Rust cannot be ended.
+This is Python and not Rust, since a daemon thread may be awaiting when the interpreter ends. That ends the thread with
+all its frames, and frames of Rust cannot be ended.
 """
 
 from collections.abc import Generator
@@ -48,8 +48,8 @@ class _Watch:
                 future.set_result(None)
 
 
-# Held by those that await: with the last of them a watch goes and closes its descriptor, also where a loop was closed under
-# them.
+# Held by those that await: with the last of them a watch goes and closes its descriptor, also where a loop was closed
+# under them.
 _watches: "WeakValueDictionary[tuple[int, int], _Watch]" = WeakValueDictionary()
 
 

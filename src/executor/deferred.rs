@@ -303,3 +303,24 @@ pub(super) fn panicked(call: &str, panic: &(dyn std::any::Any + Send)) -> Error 
     let reason = format!("it panicked: {}", text.as_deref().unwrap_or("without a message"));
     Error::invalid("work", call, "deferred call", reason)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::HostOptions;
+
+    #[test]
+    fn waiting_for_the_end_leaves_the_result() {
+        let options = HostOptions { threads: 1, ..HostOptions::default() };
+        let executor = Executor::for_ram(&options).expect("one thread");
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let call = executor.submit("a sum", |_| Ok(3 + 4));
+        call.check_process().expect("the same process");
+        for _ in 0..2 {
+            call.wait_done(&deadline).expect("it ends");
+        }
+        assert_eq!(call.wait(&deadline).expect("the result"), 7);
+        call.wait_done(&deadline).expect("done is done");
+        assert!(matches!(call.wait(&deadline), Err(Error::Closed { .. })));
+    }
+}

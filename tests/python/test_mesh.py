@@ -287,7 +287,7 @@ def test_members_that_cannot_open_each_other_are_told_so(tmp_path: Path) -> None
 import uform
 try:
     uform.Mesh.bootstrap(None, None)
-except uform.UnsupportedError as error:
+except uform.UformError as error:
     print(error)
 """
     script = tmp_path / "apart.py"

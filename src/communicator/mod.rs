@@ -9,6 +9,7 @@ mod progress;
 mod reduce;
 pub mod shared;
 pub mod tcp;
+pub mod tiered;
 
 use std::sync::Arc;
 
@@ -108,7 +109,7 @@ pub trait Communicator: Send + Sync {
 
 /// Memory of every member of a group that all members see.
 pub trait SharedArena: Send + Sync {
-    /// The bytes that `seat` brought; `None` if there is no such seat.
+    /// The bytes that `seat` brought; `None` if there is no such seat, or if its memory is on another host.
     ///
     /// Valid as long as the arena lives; any member may write at any time.
     fn part(&self, seat: usize) -> Option<Span<'_>>;

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 pub use address::{Admits, Selection};
 pub use connect::{Links, Listener, Run};
 
+pub(super) use self::flow::{Flow, Incoming, Lane, Outgoing, Place, Reduction};
+pub(super) use self::payload::is_small;
+
 use self::flow::Scratch;
 use self::peer::{Heard, Peer};
 use self::wire::Frame;
@@ -30,7 +33,7 @@ use crate::sys::network::Awaited;
 use crate::sys::shared::Segment;
 use crate::sys::{Deadline, Span, SpanMut, network, process};
 use crate::topology::{Group, Process};
-use crate::vocabulary::{Dtype, ReduceOp, Verb};
+use crate::vocabulary::Verb;
 
 /// Bytes of one piece: contributions are combined piece by piece.
 const PIECE_BYTES: usize = 256 << 10;
@@ -58,17 +61,17 @@ pub struct TcpCommunicator {
 
 /// What only the member in a call touches.
 #[derive(Debug, Default)]
-struct Turn {
+pub(super) struct Turn {
     /// By seat.
-    heard: Vec<Heard>,
-    scratch: Scratch,
+    pub(super) heard: Vec<Heard>,
+    pub(super) scratch: Scratch,
     ended: Option<Error>,
 }
 
 /// One call as its waits see it.
-struct Watch<'a> {
-    sequence: u64,
-    phase: String,
+pub(super) struct Watch<'a> {
+    pub(super) sequence: u64,
+    pub(super) phase: String,
     deadline: &'a Deadline<'a>,
     was_warned: Cell<bool>,
     looked: Cell<Instant>,
@@ -143,6 +146,11 @@ impl TcpCommunicator {
         }))
     }
 
+    /// Bytes of one piece.
+    pub(super) const fn piece_bytes(&self) -> usize {
+        self.piece_bytes
+    }
+
     fn peers(&self) -> impl Iterator<Item = &Peer> {
         self.peers.iter().flatten()
     }
@@ -159,7 +167,7 @@ impl TcpCommunicator {
     }
 
     /// Takes the turn, or says why this group makes no more calls.
-    fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
+    pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
         if let Some(error) = self.closed() {
             return Err(error);
         }
@@ -178,7 +186,7 @@ impl TcpCommunicator {
         }
     }
 
-    fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
+    pub(super) fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
         // Only the holder of the turn counts.
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
         let phase = format!("{} #{sequence}", verb.word());
@@ -187,7 +195,13 @@ impl TcpCommunicator {
     }
 
     /// Tells everybody the call, waits for everybody's, and compares them.
-    fn enter(&self, turn: &mut Turn, watch: &Watch<'_>, own: &Descriptor, inline: Vec<u8>) -> Result<()> {
+    pub(super) fn enter(
+        &self,
+        turn: &mut Turn,
+        watch: &Watch<'_>,
+        own: &Descriptor,
+        inline: Vec<u8>,
+    ) -> Result<()> {
         let frame = Frame::Enter(*own, inline);
         self.peers().for_each(|peer| peer.post(&frame));
         let heard = &mut turn.heard;
@@ -287,8 +301,28 @@ impl TcpCommunicator {
         })
     }
 
+    /// Whether all members that entered have the memory they were asked for; `failure` is why this one has not.
+    ///
+    /// # Errors
+    /// That of the first that has not, on all members the same.
+    pub(super) fn all_reserved(&self, turn: &Turn, failure: Option<&Error>) -> Result<()> {
+        for (seat, index) in self.seats.iter().enumerate() {
+            let said = turn.heard[seat].calls.front().map_or(&[][..], |(_, said)| said);
+            match (seat == self.own, failure) {
+                (true, Some(failure)) => return Err(announcement::decoded(failure, *index)),
+                (true, None) => {}
+                (false, _) => {
+                    if let Part::Failed(error) = announcement::decode(said, *index) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Ends a call: its messages are forgotten, or, after an error that others cannot follow, the group is ended.
-    fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
+    pub(super) fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
                 for heard in &mut turn.heard {
@@ -342,29 +376,12 @@ impl Communicator for TcpCommunicator {
         let reserved = Segment::reserve("uform-arena", byte_count);
         let said = announcement::encode(&reserved.as_ref().map(|segment| segment.byte_count() as u64));
         let watch = self.watch(Verb::Arena, deadline);
-        let descriptor = Descriptor {
-            sequence: watch.sequence,
-            verb: Verb::Arena,
-            dtype: Dtype::U8,
-            op: ReduceOp::Sum,
-            count: 0,
-            root: 0,
-            lies: None,
-        };
+        let descriptor = Descriptor::bare(Verb::Arena, watch.sequence);
         let entered = self.enter(&mut turn, &watch, &descriptor, said);
-        let mut reserved = Some(reserved);
         let mut segment = None;
         let agreed = entered.and_then(|()| {
-            for (seat, index) in self.seats.iter().enumerate() {
-                if let Some(found) = reserved.take_if(|_| seat == self.own) {
-                    segment = Some(found.map_err(|error| announcement::decoded(&error, *index))?);
-                    continue;
-                }
-                let said = turn.heard[seat].calls.front().map_or(&[][..], |(_, said)| said);
-                if let Part::Failed(error) = announcement::decode(said, *index) {
-                    return Err(error);
-                }
-            }
+            self.all_reserved(&turn, reserved.as_ref().err())?;
+            segment = reserved.ok();
             Ok(())
         });
         self.finish(&mut turn, &watch, agreed)?;

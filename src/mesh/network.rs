@@ -4,21 +4,27 @@ use std::sync::Arc;
 
 use super::phase;
 use crate::communicator::Communicator;
+use crate::communicator::shared::Proof;
 use crate::communicator::tcp::{Links, Listener, Run, Selection, TcpCommunicator};
+use crate::communicator::tiered::TieredCommunicator;
 use crate::environment::interface::{self, INTERFACES_VARIABLE, Network};
 use crate::error::Result;
 use crate::rendezvous::Exchange;
 use crate::sys::{Deadline, network, socket};
-use crate::topology::{Group, Roster};
+use crate::topology::{Group, Host, Roster, Topology};
 
 /// What this process's variables say about the network.
 pub(super) fn read() -> Result<Network> {
     interface::network(&network::summary)
 }
 
-/// Connects the members of a group of several hosts; collective over the whole run. `apart` says why it is needed.
+/// Connects all members of a run over several hosts; collective. `apart` says why it is needed.
+///
+/// Members that share memory use it among them.
 pub(super) fn join(
     exchange: &mut dyn Exchange,
+    proof: Proof,
+    topology: &Topology,
     group: &Group,
     network: &Network,
     apart: &str,
@@ -40,7 +46,13 @@ pub(super) fn join(
     let key = exchange.key();
     let run = Run { roster: &roster, index, key, published: &published, silence: network.silence };
     let links = phase("communicators", || Links::connect(listener, run, &group.seats, deadline))?;
-    Ok(TcpCommunicator::join(links, group)?)
+    let world = TcpCommunicator::join(links, group)?;
+    let seats = |host: &Host| host.members.clone();
+    let hosts = topology.hosts().iter().map(seats).collect::<Vec<_>>();
+    if hosts.len() == group.seats.len() {
+        return Ok(world);
+    }
+    Ok(phase("communicators", || TieredCommunicator::join(world, proof, group, &hosts, deadline))?)
 }
 
 /// Whether the loopback interface of this process is that of all members.

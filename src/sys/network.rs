@@ -29,8 +29,10 @@ pub struct Interface {
     pub number: u32,
     /// One of its addresses.
     pub address: IpAddr,
-    /// Whether it is switched on and has a carrier.
+    /// Whether it is switched on.
     pub is_up: bool,
+    /// Whether it found a carrier; one that was just switched on takes a moment.
+    pub has_carrier: bool,
     /// Whether it only leads back to this host.
     pub is_loopback: bool,
 }
@@ -78,7 +80,8 @@ pub fn interfaces() -> Result<Vec<Interface>> {
             // SAFETY: the same string; the function reads it and gives a number, 0 if the interface has just gone.
             number: unsafe { libc::if_nametoindex(entry.ifa_name) },
             address,
-            is_up: flag(libc::IFF_UP) && flag(libc::IFF_RUNNING),
+            is_up: flag(libc::IFF_UP),
+            has_carrier: flag(libc::IFF_RUNNING),
             is_loopback: flag(libc::IFF_LOOPBACK) || address.is_loopback(),
         });
     }

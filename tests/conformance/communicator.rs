@@ -293,6 +293,46 @@ fn threads_of_one_process_conform() {
 }
 
 #[test]
+fn members_of_several_hosts_conform() {
+    for hosts in [&[0, 1][..], &[0, 0, 1], &[0, 1, 0, 1], &[0, 0, 1, 1, 1, 2, 2]] {
+        for piece_bytes in [TINY, 512 << 10] {
+            members::tiered_threads(hosts, piece_bytes, |communicator| suite(&*communicator, false));
+        }
+    }
+}
+
+/// Within a host in the order of seats, then host by host: the same bits whether an array is small or large.
+#[test]
+fn sums_over_hosts_have_one_order_at_any_size() {
+    let hosts = [0, 1, 0, 1, 1];
+    let own = |seat: usize, length: usize| {
+        (0..length).map(|position| ((position + 7 * seat) as f32).sin() * 1e7).collect::<Vec<_>>()
+    };
+    for length in [501, 50_021] {
+        let results = members::tiered_threads(&hosts, 4096, |communicator| {
+            let mut numbers = own(communicator.seat(), length);
+            run(&*communicator, Verb::AllReduce, ReduceOp::Sum, None, &mut numbers).expect("reduced");
+            let mut averages = own(communicator.seat(), length);
+            run(&*communicator, Verb::AllReduce, ReduceOp::Average, None, &mut averages).expect("reduced");
+            (numbers, averages)
+        });
+        let all = (0..hosts.len()).map(|seat| own(seat, length)).collect::<Vec<_>>();
+        for position in 0..length {
+            let at = |seat: usize| all[seat][position];
+            let expected = (at(0) + at(2)) + (at(1) + at(3) + at(4));
+            for (numbers, averages) in &results {
+                assert_eq!(numbers[position].to_bits(), expected.to_bits(), "{position} of {length}");
+                assert_eq!(
+                    averages[position].to_bits(),
+                    (expected / 5.0).to_bits(),
+                    "{position} of {length}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn processes_conform() {
     for count in COUNTS {
         let deadline = Duration::from_secs(120);

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use uform::communicator::Communicator;
 use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
 use uform::communicator::tcp::{self, Links, Run, TcpCommunicator};
+use uform::communicator::tiered::TieredCommunicator;
 use uform::rendezvous::RunKey;
 use uform::sys::{Deadline, process};
 use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
@@ -117,6 +119,31 @@ pub(crate) fn network_threads<R: Send>(
     });
     let results = results.into_inner().expect("no panic");
     results.into_iter().map(|result| result.expect("the thread ended")).collect()
+}
+
+/// Runs `act` in threads that play members of several hosts: `hosts` says in which one each of them is.
+pub(crate) fn tiered_threads<R: Send>(
+    hosts: &[usize],
+    piece_bytes: usize,
+    act: impl Fn(Arc<TieredCommunicator>) -> R + Sync,
+) -> Vec<R> {
+    let (doors, mut roster) = thread_listeners(hosts.len());
+    for (member, host) in roster.members.iter_mut().zip(hosts) {
+        member.introduction.process.boot_id = format!("host {host}");
+    }
+    let doors = Mutex::new(doors.into_iter().map(Some).collect::<Vec<_>>());
+    let mut seats = vec![Vec::new(); hosts.iter().max().map_or(0, |last| last + 1)];
+    hosts.iter().enumerate().for_each(|(seat, host)| seats[*host].push(seat));
+    network_threads(hosts.len(), piece_bytes, |world| {
+        let index = world.seat();
+        let door = doors.lock().expect("no panic")[index].take();
+        let proof = Proof::gather(door, &roster, index, &KEY, &patience()).expect("proved");
+        let group = group(index, hosts.len());
+        let joined = TieredCommunicator::join_with(world, &group, &seats, |own| {
+            SharedCommunicator::join_with(proof, own, piece_bytes, &patience())
+        });
+        act(joined.expect("joined"))
+    })
 }
 
 /// Joins processes of this host over the network, which were started with the same folder.

@@ -22,7 +22,7 @@ use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Deadline, process};
 use crate::topology::Group;
-use crate::vocabulary::{Dtype, ReduceOp, Verb};
+use crate::vocabulary::Verb;
 
 /// Bytes of one stage: a member's contribution passes through it piece by piece.
 const PIECE_BYTES: usize = 512 << 10;
@@ -200,9 +200,11 @@ impl SharedCommunicator {
         }
     }
 
-    /// The descriptor of a call without payload.
-    fn descriptor(verb: Verb, sequence: u64) -> Descriptor {
-        Descriptor { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, lies: None }
+    /// Ends the group because of what happened outside of it: peers that wait in it get this cause.
+    pub(super) fn abandon(&self, error: &Error, phase: &str) {
+        if self.closed().is_none() {
+            self.own_control().leave(&Cause::of(error, phase));
+        }
     }
 }
 
@@ -242,7 +244,7 @@ impl Communicator for SharedCommunicator {
         let watch = Watch::new(Verb::Arena, turn.sequence, deadline);
         let mut made = None;
         let result = self
-            .enter(&watch, &Self::descriptor(Verb::Arena, watch.sequence))
+            .enter(&watch, &Descriptor::bare(Verb::Arena, watch.sequence))
             .and_then(|()| self.make_arena(&watch, turn.arena_count, byte_count))
             .map(|arena| made = Some(arena));
         self.finish(&mut turn, &watch, result)?;

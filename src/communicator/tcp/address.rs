@@ -107,6 +107,9 @@ pub(super) fn choose(
             "is not chosen"
         } else if one.is_loopback && !is_one_namespace {
             "a loopback address reaches its own host only"
+        } else if !one.has_carrier {
+            reserve.push(one.clone());
+            "has no carrier, and is used only if there is no other"
         } else if one.is_link_local() && !is_named {
             reserve.push(one.clone());
             "a link-local address is used only if there is no other"
@@ -172,7 +175,7 @@ mod tests {
     fn interface(name: &str, number: u32, address: &str) -> Interface {
         let address = address.parse::<IpAddr>().expect("an address");
         let is_loopback = address.is_loopback();
-        Interface { name: name.into(), number, address, is_up: true, is_loopback }
+        Interface { name: name.into(), number, address, is_up: true, has_carrier: true, is_loopback }
     }
 
     fn machine() -> Vec<Interface> {
@@ -209,6 +212,9 @@ mod tests {
         assert_eq!(chosen, [all[4].clone()]);
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert_eq!(names(&[all[0].clone(), all[5].clone()], None, false), ["docker0 172.17.0.1"]);
+        let young = Interface { has_carrier: false, ..all[2].clone() };
+        assert_eq!(names(&[all[0].clone(), young.clone()], None, false), ["eth0 10.0.0.5"]);
+        assert_eq!(names(&[young, all[3].clone()], None, false), ["eth0 fd00::5"]);
     }
 
     #[test]

@@ -22,23 +22,23 @@ const HEADER: usize = 16;
 
 /// Whose memory bytes lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(in crate::communicator) enum Place {
     Input,
     Output,
 }
 
 /// Bytes for one peer.
 #[derive(Clone, Debug)]
-pub(super) struct Outgoing {
-    pub(super) place: Place,
-    pub(super) range: Range<usize>,
+pub(in crate::communicator) struct Outgoing {
+    pub(in crate::communicator) place: Place,
+    pub(in crate::communicator) range: Range<usize>,
     /// Whether this is the own part of the output, and goes only as far as that is final.
-    pub(super) is_result: bool,
+    pub(in crate::communicator) is_result: bool,
 }
 
 /// Bytes of one peer.
 #[derive(Clone, Debug)]
-pub(super) enum Incoming {
+pub(in crate::communicator) enum Incoming {
     /// A contribution of so many bytes to the own part.
     Contribution(usize),
     /// Final bytes of the output.
@@ -58,22 +58,25 @@ impl Incoming {
 
 /// How contributions become the own part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reduction {
-    pub(super) dtype: Dtype,
-    pub(super) op: ReduceOp,
-    pub(super) kernels: Table,
+pub(in crate::communicator) struct Reduction {
+    pub(in crate::communicator) dtype: Dtype,
+    pub(in crate::communicator) op: ReduceOp,
+    pub(in crate::communicator) kernels: Table,
     /// Where this member's own contribution lies, and where it starts.
-    pub(super) place: Place,
-    pub(super) start: usize,
+    pub(in crate::communicator) place: Place,
+    pub(in crate::communicator) start: usize,
     /// This member's position among the contributors, in the order of additions.
-    pub(super) position: usize,
+    pub(in crate::communicator) position: usize,
+    /// How many contributors an average has, where some of them were added before.
+    pub(in crate::communicator) contributors: usize,
 }
 
 /// The memory that contributions wait in, kept from call to call.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(in crate::communicator) struct Scratch {
     rings: Vec<Vec<u8>>,
     own: Vec<u8>,
+    zeros: Vec<u8>,
     piece: usize,
 }
 
@@ -82,7 +85,7 @@ impl Scratch {
     ///
     /// # Errors
     /// `Exhausted` if there is no such memory.
-    pub(super) fn prepare(&mut self, count: usize, piece: usize) -> Result<()> {
+    pub(in crate::communicator) fn prepare(&mut self, count: usize, piece: usize) -> Result<()> {
         if self.piece == piece && self.rings.len() >= count {
             return Ok(());
         }
@@ -102,6 +105,7 @@ impl Scratch {
             grow(ring, SLOTS * piece)?;
         }
         grow(&mut self.own, piece)?;
+        grow(&mut self.zeros, piece)?;
         self.piece = piece;
         Ok(())
     }
@@ -109,8 +113,8 @@ impl Scratch {
 
 /// What goes to one peer and comes from it.
 #[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) seat: usize,
+pub(in crate::communicator) struct Lane {
+    pub(in crate::communicator) seat: usize,
     outgoing: VecDeque<Outgoing>,
     incoming: VecDeque<Incoming>,
     header: [u8; HEADER],
@@ -124,11 +128,11 @@ pub(super) struct Lane {
     /// Bytes of the contribution that have come.
     contributed: usize,
     contributes: bool,
-    pub(super) moved: Instant,
+    pub(in crate::communicator) moved: Instant,
 }
 
 impl Lane {
-    pub(super) fn new(
+    pub(in crate::communicator) fn new(
         seat: usize,
         sequence: u64,
         outgoing: impl IntoIterator<Item = Outgoing>,
@@ -160,14 +164,14 @@ impl Lane {
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(in crate::communicator) fn is_done(&self) -> bool {
         self.outgoing.is_empty() && self.incoming.is_empty()
     }
 }
 
 /// Why a lane cannot go on.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(in crate::communicator) enum Trouble {
     /// The connection ended before all had come, or broke.
     Ended(Option<io::Error>),
     /// The peer announced another payload than the call has.
@@ -185,22 +189,24 @@ impl From<Error> for Trouble {
 type Attempted = std::result::Result<bool, Trouble>;
 
 /// One call's payload.
-pub(super) struct Flow<'c> {
-    pub(super) input: Option<Span<'c>>,
-    pub(super) output: SpanMut<'c>,
+pub(in crate::communicator) struct Flow<'c> {
+    pub(in crate::communicator) input: Option<Span<'c>>,
+    pub(in crate::communicator) output: SpanMut<'c>,
     /// The part of the output that this member makes final.
-    pub(super) own: Range<usize>,
-    pub(super) reduction: Option<Reduction>,
-    pub(super) scratch: &'c mut Scratch,
+    pub(in crate::communicator) own: Range<usize>,
+    pub(in crate::communicator) reduction: Option<Reduction>,
+    pub(in crate::communicator) scratch: &'c mut Scratch,
     /// By seat, this member left out.
-    pub(super) lanes: Vec<Lane>,
+    pub(in crate::communicator) lanes: Vec<Lane>,
     /// Bytes of the own part that are final.
-    pub(super) ready: usize,
+    pub(in crate::communicator) ready: usize,
+    /// Bytes that became final since this was asked last.
+    pub(in crate::communicator) done: usize,
 }
 
 impl Flow<'_> {
     /// Whether everything has gone and come.
-    pub(super) fn is_done(&self) -> bool {
+    pub(in crate::communicator) fn is_done(&self) -> bool {
         self.lanes.iter().all(Lane::is_done) && (self.reduction.is_none() || self.ready == self.own.len())
     }
 
@@ -227,7 +233,7 @@ impl Flow<'_> {
     }
 
     /// Whether a lane waits for its connection to give, and to take.
-    pub(super) fn waits(&self, position: usize) -> (bool, bool) {
+    pub(in crate::communicator) fn waits(&self, position: usize) -> (bool, bool) {
         let lane = &self.lanes[position];
         let reads = lane.headed.1 < HEADER || self.receivable(lane) > 0;
         let writes = lane.headed.0 < HEADER || self.sendable(lane) > 0;
@@ -235,7 +241,7 @@ impl Flow<'_> {
     }
 
     /// Sends and receives once on a lane, as far as its connection takes and gives; whether bytes moved.
-    pub(super) fn advance(&mut self, position: usize, stream: &Stream) -> Attempted {
+    pub(in crate::communicator) fn advance(&mut self, position: usize, stream: &Stream) -> Attempted {
         let sent = self.send(position, stream)?;
         let received = self.receive(position, stream)?;
         if sent || received {
@@ -300,6 +306,7 @@ impl Flow<'_> {
                 if matches!(one, Incoming::Own(_)) {
                     self.ready += count;
                 }
+                self.done += count;
                 count
             }
         };
@@ -312,7 +319,7 @@ impl Flow<'_> {
     }
 
     /// Combines the next piece if it has come from everybody; whether it did.
-    pub(super) fn combine(&mut self) -> Attempted {
+    pub(in crate::communicator) fn combine(&mut self) -> Attempted {
         let Some(reduction) = self.reduction else { return Ok(false) };
         let piece = self.scratch.piece;
         let range = self.ready..self.own.len().min(self.ready + piece);
@@ -338,9 +345,14 @@ impl Flow<'_> {
             }
         }
         sources.insert(reduction.position.min(sources.len()), mine);
+        if reduction.op == ReduceOp::Average {
+            let missing = reduction.contributors.saturating_sub(sources.len());
+            sources.extend(std::iter::repeat_n(Span::of(&self.scratch.zeros[..range.len()]), missing));
+        }
         let mut target = self.output.part(self.own.start + range.start..self.own.start + range.end)?;
         reduction.kernels.reduce(reduction.dtype, reduction.op, &sources, &mut target)?;
         self.ready = range.end;
+        self.done += range.len();
         Ok(true)
     }
 }

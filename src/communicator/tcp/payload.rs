@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::flow::{Flow, Incoming, Lane, Outgoing, Place, Reduction, Trouble};
 use super::peer::{End, Heard, Peer};
 use super::{Call, TcpCommunicator, Turn, Watch};
+use crate::communicator::Progress;
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::reduce::share;
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ const INLINE_TOTAL: usize = 128 << 10;
 const SCRATCH_LIMIT: usize = 64 << 20;
 
 /// Whether a contribution of so many bytes rides beside the call; the same on all members.
-pub(super) fn is_small(byte_count: usize, members: usize) -> bool {
+pub(in crate::communicator) fn is_small(byte_count: usize, members: usize) -> bool {
     byte_count <= (INLINE_TOTAL / members.max(1)).clamp(256, super::wire::INLINE_BYTES)
 }
 
@@ -42,7 +43,7 @@ fn result(range: Range<usize>) -> Outgoing {
 
 impl TcpCommunicator {
     /// This member's small contribution; empty if the call is large, or if this member has none.
-    pub(super) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
+    pub(in crate::communicator) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
         let (size, own) = (call.dtype.size_bytes(), self.own);
         let shares = if call.verb == Verb::ReduceScatter { self.seats.len() } else { 1 };
         let is_silent = call.verb == Verb::Broadcast && call.root != own;
@@ -60,7 +61,7 @@ impl TcpCommunicator {
     }
 
     /// What a call does after all members have entered it: `inline` is this member's small contribution.
-    pub(super) fn carry(
+    pub(in crate::communicator) fn carry(
         &self,
         turn: &mut Turn,
         watch: &Watch<'_>,
@@ -91,7 +92,7 @@ impl TcpCommunicator {
         };
         let reduction = |place: Place, start: usize| {
             let (dtype, op, kernels) = (call.dtype, call.op, call.kernels);
-            Some(Reduction { dtype, op, kernels, place, start, position: own })
+            Some(Reduction { dtype, op, kernels, place, start, position: own, contributors: members })
         };
         let others = (0..members).filter(|seat| *seat != own);
         let (lanes, own_part, reduction) = match descriptor.verb {
@@ -140,23 +141,32 @@ impl TcpCommunicator {
             output.part(block(own))?.copy_from(input)?;
         }
         let Turn { heard, scratch, .. } = turn;
-        let (input, ready) = (call.input, 0);
-        let flow = Flow { input, output, own: own_part, reduction, scratch, lanes, ready };
-        self.flow(heard, watch, flow)
+        let (input, own) = (call.input, own_part);
+        let flow = Flow { input, output, own, reduction, scratch, lanes, ready: 0, done: 0 };
+        self.flow(heard, watch, flow, call.progress.as_ref())
+    }
+
+    /// The small contribution of a seat to the call that all have entered; `inline` is this member's own.
+    pub(in crate::communicator) fn contributed<'t>(
+        &self,
+        turn: &'t Turn,
+        inline: &'t [u8],
+        seat: usize,
+        byte_count: usize,
+    ) -> Result<Span<'t>> {
+        let found = match turn.heard.get(seat).and_then(|heard| heard.calls.front()) {
+            _ if seat == self.own => Some(inline),
+            found => found.map(|(_, inline)| inline.as_slice()),
+        };
+        let found = found.filter(|found| found.len() == byte_count);
+        found.map(Span::of).ok_or_else(|| self.odd(seat))
     }
 
     fn move_small(&self, turn: &Turn, call: &mut Call<'_>, inline: &[u8], bytes: usize) -> Result<()> {
         let (members, own) = (self.seats.len(), self.own);
         let wanted = if call.verb == Verb::ReduceScatter { bytes * members } else { bytes };
         let root = call.root;
-        let contribution = |seat: usize| -> Result<Span<'_>> {
-            let found = match turn.heard.get(seat).and_then(|heard| heard.calls.front()) {
-                _ if seat == own => Some(inline),
-                found => found.map(|(_, inline)| inline.as_slice()),
-            };
-            let found = found.filter(|found| found.len() == wanted);
-            found.map(Span::of).ok_or_else(|| self.odd(seat))
-        };
+        let contribution = |seat: usize| self.contributed(turn, inline, seat, wanted);
         let all = || (0..members).map(contribution);
         let output = &mut call.output;
         match call.verb {
@@ -188,7 +198,13 @@ impl TcpCommunicator {
     }
 
     /// Moves the payload of one call, watching the deadline and the peers.
-    pub(super) fn flow(&self, heard: &mut [Heard], watch: &Watch<'_>, mut flow: Flow<'_>) -> Result<()> {
+    pub(in crate::communicator) fn flow(
+        &self,
+        heard: &mut [Heard],
+        watch: &Watch<'_>,
+        mut flow: Flow<'_>,
+        progress: Option<&Progress<'_>>,
+    ) -> Result<()> {
         while !flow.is_done() {
             let mut has_moved = false;
             for position in 0..flow.lanes.len() {
@@ -208,6 +224,9 @@ impl TcpCommunicator {
                 Err(Trouble::Own(error)) => return Err(error),
                 Err(_) => false,
             };
+            if let (Some(progress), done @ 1..) = (progress, std::mem::take(&mut flow.done)) {
+                progress.advance(done as u64);
+            }
             if has_moved && watch.looked.get().elapsed() < CHECK_INTERVAL {
                 continue;
             }

@@ -43,7 +43,7 @@ pub(super) enum End {
 
 /// What was heard of a peer; only the member in a call touches it.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(in crate::communicator) struct Heard {
     inbox: Inbox,
     /// The calls it has entered and this member has not finished, first one first.
     pub(super) calls: VecDeque<(Descriptor, Vec<u8>)>,

@@ -66,10 +66,10 @@ fn verbs(index: usize, count: usize, argument: &str) {
     let arena = mesh.arena(64 * (index + 1), &deadline).expect("room for some bytes");
     assert_eq!(arena.byte_count(), 64 * (index + 1));
     assert_eq!(arena.own(0..8).expect("within").byte_count(), 8);
-    let elsewhere = (0..count)
-        .filter(|other| mesh.topology().host_of(index).is_some_and(|host| !host.members.contains(other)));
-    for other in elsewhere {
-        assert!(arena.part(other).is_none(), "memory of another host");
+    let host = mesh.topology().host_of(index).expect("a member");
+    for other in 0..count {
+        let part = arena.part(other).map(|part| part.byte_count());
+        assert_eq!(part, host.members.contains(&other).then_some(64 * (other + 1)), "index {other}");
     }
     let mut numbers = vec![index as f32; 10 + usize::from(index == 1)];
     let error = mesh.all_reduce(&mut numbers, ReduceOp::Sum).expect_err("one has another count");
@@ -216,6 +216,32 @@ fn a_process_killed_on_another_host_is_named() {
     for outcome in [&outcomes[0], &outcomes[2]] {
         assert!(outcome.output.contains("ended with LOST: lost index 1"), "{}", transcript(&outcomes));
         assert!(outcome.output.contains("its process ended"), "{}", transcript(&outcomes));
+    }
+}
+
+#[test]
+fn hosts_with_several_members_name_the_one_that_is_lost() {
+    for cut in [false, true] {
+        let Some(hosts) = Hosts::new(2) else { return };
+        let networks = [0, 1, 0, 1].map(|host| hosts.network(host));
+        let run = Setup::new(4, "network.turns").networks(&networks).deadline(MINUTES);
+        let mut run = run.variable("UFORM_SILENCE", "2").start();
+        for position in 0..4 {
+            run.wait_for(position, "turn 20.");
+        }
+        if cut {
+            hosts.cut(1);
+        } else {
+            run.kill(3);
+        }
+        let start = Instant::now();
+        let outcomes = run.finish();
+        let limit = Duration::from_secs(if cut { 6 } else { 3 });
+        assert!(start.elapsed() < limit, "{:?}\n{}", start.elapsed(), transcript(&outcomes));
+        for outcome in &outcomes[..3] {
+            let lost = if cut { "ended with LOST" } else { "ended with LOST: lost index 3" };
+            assert!(outcome.output.contains(lost), "{}", transcript(&outcomes));
+        }
     }
 }
 

@@ -356,7 +356,7 @@ fn connect(
     let world = plan.world();
     let communicator = match apart(&topology) {
         None => phase("communicators", || join(proof, world, deadline))?,
-        Some(apart) => network::join(exchange, proof, &topology, world, network, &apart, deadline)?,
+        Some(_) => network::join(exchange, proof, &topology, world, network, deadline)?,
     };
     let (closed, pid) = (AtomicBool::new(false), process::pid());
     let order = order::Order::default();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::phase;
+use super::{apart, phase};
 use crate::communicator::Communicator;
 use crate::communicator::shared::Proof;
 use crate::communicator::tcp::{Links, Listener, Run, Selection, TcpCommunicator};
@@ -18,7 +18,7 @@ pub(super) fn read() -> Result<Network> {
     interface::network(&network::summary)
 }
 
-/// Connects all members of a run over several hosts; collective. `apart` says why it is needed.
+/// Connects all members of a run over several hosts; collective.
 ///
 /// Members that share memory use it among them.
 pub(super) fn join(
@@ -27,11 +27,11 @@ pub(super) fn join(
     topology: &Topology,
     group: &Group,
     network: &Network,
-    apart: &str,
     deadline: &Deadline<'_>,
 ) -> Result<Arc<dyn Communicator>> {
     let roster = exchange.roster().clone();
     let index = exchange.index();
+    let apart = apart(topology).unwrap_or_default();
     let admits =
         |name: &str, address| network.selector.as_ref().is_none_or(|selector| selector.admits(name, address));
     let selection = network.selector.as_ref().map(|selector| Selection {
@@ -40,7 +40,7 @@ pub(super) fn join(
         names_the_chosen: selector.names_the_chosen(),
         admits: &admits,
     });
-    let listener = phase("listener", || Listener::open(selection, is_one_namespace(&roster, index), apart))?;
+    let listener = phase("listener", || Listener::open(selection, is_one_namespace(&roster, index), &apart))?;
     tracing::info!(index, "listens for members of other hosts at {}", listener.describe());
     let published = phase("addresses", || exchange.exchange("addresses", &listener.publication(), deadline))?;
     let key = exchange.key();

@@ -77,3 +77,34 @@ fn load(name: &str) -> Option<Library> {
     // nothing; no function is called before it was found.
     unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_of_rocm_are_found_where_packages_put_them() {
+        let nonce = crate::sys::random::nonce().expect("random bytes");
+        let root = std::env::temp_dir().join(format!("uform-test-engine-{nonce}"));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().expect("a file has a folder"))
+                .expect("folders can be made");
+            std::fs::write(path, text).expect("files can be written");
+        };
+        assert_eq!((rocm(&root), has_rccl(&root)), (None, false));
+        write("usr/lib64/libamdhip64.so.6", "");
+        write("opt/rocm/lib/librccl.so.1.0", "");
+        assert_eq!((rocm(&root), has_rccl(&root)), (Some(String::new()), true));
+        write("opt/rocm/.info/version", "6.4.1-83\n");
+        assert_eq!(rocm(&root).as_deref(), Some("6.4.1"));
+        std::fs::remove_dir_all(&root).expect("it is this test's own");
+    }
+
+    #[test]
+    fn words_come_with_their_features_alone() {
+        assert_eq!(is_compiled("cuda"), is_compiled("nccl"));
+        assert_eq!(is_compiled("rocm"), is_compiled("rccl"));
+        assert!(!is_compiled("serial"));
+    }
+}

@@ -215,6 +215,21 @@ fn capabilities_this_version_does_not_know_keep_their_names() {
     assert_eq!(lines(&said, "gpu"), ["0 GPU-a0 `NVIDIA Next` none 0 80 false None []"], "{said}");
 }
 
+#[test]
+fn nccl_tells_its_version_and_starts_nothing() {
+    let stand_in = StandIn::new(FOUR, &[]);
+    let source = stand_in.path("nccl.c");
+    fs::write(&source, "int ncclGetVersion(int *version) { return *version = 22705, 0; }\n")
+        .expect("writable");
+    let library = stand_in.path("libnccl.so.2");
+    let status = Command::new("cc").args(["-fPIC", "-shared", "-o", &library, &source]).status();
+    assert!(status.expect("a C compiler can be run").success());
+    let said = stand_in.look(&[]);
+    let available = lines(&said, "available")[0];
+    assert!(available.ends_with("cuda-12.8 nccl-2.27.5"), "{said}");
+    stand_in.assert_calm();
+}
+
 /// A recorded machine of four cores in two domains, with two H100.
 fn machine(folder: &Path, name: &str, boot: &str) -> String {
     let files = [

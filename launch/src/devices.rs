@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use clap::Args;
 use serde_json::json;
+use uform::device;
 use uform::topology::Survey;
-use uform::{device, sys};
 
 use crate::Failure;
 
@@ -29,11 +29,12 @@ struct Found {
 
 /// Runs the command.
 pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
+    let view = device::view()?;
     let found = Found {
-        survey: device::survey()?,
-        allowed: sys::affinity::get_affinity()?,
-        quota: device::quota_cores(),
-        memory_allowance: sys::cgroup::memory_allowance(),
+        survey: view.survey,
+        allowed: view.cores,
+        quota: view.quota_cores,
+        memory_allowance: view.memory_allowance,
         compiled: device::capabilities_compiled(),
         available: device::capabilities_available()?,
     };

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::environment::Launch;
 use crate::error::Result;
-use crate::sys::{engine, process};
+use crate::sys::{cgroup, engine, process};
 use crate::topology::{GpuDevice, Introduction, Process, Survey};
 use crate::vocabulary::CpuClass;
 use machine::Machine;
@@ -28,6 +28,8 @@ pub struct View {
     pub cores: Vec<u32>,
     /// The whole cores' worth of time that this process's control groups allow, at least 1; `None` without a quota.
     pub quota_cores: Option<u32>,
+    /// The bytes that this process's memory control groups still allow; `None` without a limit.
+    pub memory_allowance: Option<u64>,
     /// The GPUs that this process may use; an ordinal is a position here.
     pub gpus: Vec<GpuDevice>,
     /// What is there and cannot be used, and what variables contradict each other, one sentence each.
@@ -64,6 +66,7 @@ fn view_of(machine: &Machine) -> Result<View> {
         },
         cores: machine.usable_cores()?,
         quota_cores: machine.quota_cores(),
+        memory_allowance: cgroup::memory_allowance_of(machine.root()),
         gpus: gpus.visible,
         notes: gpus.notes,
     })
@@ -103,14 +106,6 @@ pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
         local_index: launch.local_index.as_ref().map(|local| local.value),
         survey: view.survey,
     })
-}
-
-/// The cores that this thread's mask allows.
-///
-/// # Errors
-/// `Io` if the system does not tell; as [`view`] for a recorded machine.
-pub fn usable_cores() -> Result<Vec<u32>> {
-    Machine::open()?.usable_cores()
 }
 
 /// The whole cores' worth of time that this process's control groups allow, at least 1; `None` without a quota.

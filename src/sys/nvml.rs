@@ -19,7 +19,6 @@ mod code {
     pub(super) const NO_PERMISSION: c_int = 4;
     pub(super) const NOT_FOUND: c_int = 6;
     pub(super) const FUNCTION_NOT_FOUND: c_int = 13;
-    pub(super) const ARGUMENT_VERSION_MISMATCH: c_int = 25;
 }
 
 /// More links than any GPU has, and more devices and instances than any machine.
@@ -406,7 +405,8 @@ impl Device<'_> {
                 status: found.status,
                 health_mask: Some(found.health_mask),
             },
-            None | Some(code::FUNCTION_NOT_FOUND | code::ARGUMENT_VERSION_MISMATCH) => {
+            // Another driver knows another version of the structure, and all know the first form.
+            _ => {
                 let call = table.fabric?;
                 let mut found = FabricInfo::default();
                 // SAFETY: the function writes one structure of the first form, and `found` lives until it returns.
@@ -420,7 +420,6 @@ impl Device<'_> {
                     health_mask: None,
                 }
             }
-            Some(_) => return None,
         };
         (fabric.state != 0).then_some(fabric)
     }

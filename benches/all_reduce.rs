@@ -34,6 +34,7 @@ fn introduction(socket: String) -> Outcome<Introduction> {
         boot_id: boot_id.clone(),
         cores: cores.clone(),
         memory_domains: Vec::new(),
+        siblings: Vec::new(),
         cpu_classes: Vec::new(),
         gpus: Vec::new(),
     };

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::environment::Launch;
 use crate::error::Result;
-use crate::sys::{cgroup, engine, process};
+use crate::sys::{cgroup, engine, host, process};
 use crate::topology::{GpuDevice, Introduction, Process, Survey};
 use crate::vocabulary::CpuClass;
 use machine::Machine;
@@ -32,6 +32,8 @@ pub struct View {
     pub memory_allowance: Option<u64>,
     /// The GPUs that this process may use; an ordinal is a position here.
     pub gpus: Vec<GpuDevice>,
+    /// The visibility variables in effect, by name.
+    pub variables: Vec<(&'static str, String)>,
     /// What is there and cannot be used, and what variables contradict each other, one sentence each.
     pub notes: Vec<String>,
 }
@@ -60,6 +62,7 @@ fn view_of(machine: &Machine) -> Result<View> {
             host_name: machine.host_name(),
             boot_id: machine.boot_id()?,
             memory_domains: machine.memory_domains(&cores)?,
+            siblings: host::siblings(machine.root(), &cores),
             cores,
             cpu_classes: cpu_classes(machine),
             gpus: gpus.all,
@@ -68,6 +71,7 @@ fn view_of(machine: &Machine) -> Result<View> {
         quota_cores: machine.quota_cores(),
         memory_allowance: cgroup::memory_allowance_of(machine.root()),
         gpus: gpus.visible,
+        variables: machine.visibility().in_effect(),
         notes: gpus.notes,
     })
 }

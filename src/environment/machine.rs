@@ -39,4 +39,12 @@ impl Visibility {
         });
         Self { cuda, cuda_order, rocr, hip }
     }
+
+    /// Those that are set, by name.
+    #[must_use]
+    pub fn in_effect(&self) -> Vec<(&'static str, String)> {
+        let values = [&self.cuda, &self.cuda_order, &self.rocr, &self.hip];
+        let set = Self::NAMES.into_iter().zip(values);
+        set.filter_map(|(name, value)| Some((name, value.clone()?))).collect()
+    }
 }

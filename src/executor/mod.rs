@@ -95,7 +95,7 @@ impl Executor {
         let request = Request {
             threads: options.threads,
             memory_domains: options.memory_domains.clone(),
-            ..Request::alone(seeker(&view), view.survey.memory_domains)
+            ..Request::alone(seeker(&view), &view.survey)
         };
         let placement = Placement::derive(&request)?;
         Self::placed(placement, options.deferred_limit, options.cpu_class)
@@ -561,6 +561,7 @@ fn seeker(view: &device::View) -> Seeker {
         cores: view.cores.clone(),
         quota_cores: view.quota_cores,
         visible_gpus: view.gpus.iter().map(|gpu| gpu.identity.clone()).collect(),
+        gpu_domains: view.gpus.iter().map(|gpu| gpu.memory_domain).collect(),
     }
 }
 

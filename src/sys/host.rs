@@ -2,6 +2,7 @@
 //!
 //! Every function takes the root of the file tree, so that a test can bring its own.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -64,6 +65,47 @@ pub fn memory_domains(root: &Path, cores: &[u32]) -> Result<Vec<Domain>> {
     Ok(domains)
 }
 
+/// The cores that are threads of one physical core, where it has several; each list ascending, the lists by their first.
+///
+/// Where `/sys` does not tell, `/proc/cpuinfo` may. Empty if neither does.
+#[must_use]
+pub fn siblings(root: &Path, cores: &[u32]) -> Vec<Vec<u32>> {
+    let mut groups = Vec::<Vec<u32>>::new();
+    for core in cores {
+        let path = format!("sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+        let list = std::fs::read_to_string(root.join(path)).ok().as_deref().and_then(parse_list);
+        groups.extend(list);
+    }
+    if groups.is_empty() {
+        let text = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+        groups = physical_cores(&text);
+    }
+    for group in &mut groups {
+        group.retain(|core| cores.binary_search(core).is_ok());
+    }
+    groups.retain(|group| group.len() > 1);
+    groups.sort();
+    groups.dedup();
+    groups
+}
+
+/// The cores of each physical core in the text of `/proc/cpuinfo`.
+fn physical_cores(text: &str) -> Vec<Vec<u32>> {
+    let mut groups = BTreeMap::<(u32, u32), Vec<u32>>::new();
+    for block in text.split("\n\n") {
+        let value = |name: &str| {
+            let mut lines = block.lines().filter_map(|line| line.split_once(':'));
+            lines.find(|(own, _)| own.trim() == name)?.1.trim().parse::<u32>().ok()
+        };
+        if let (Some(core), Some(package), Some(own)) =
+            (value("processor"), value("physical id"), value("core id"))
+        {
+            groups.entry((package, own)).or_default().push(core);
+        }
+    }
+    groups.into_values().collect()
+}
+
 /// A list of the kernel's: `0-3,8,10-11`. `None` if it is anything else.
 #[must_use]
 pub fn parse_list(text: &str) -> Option<Vec<u32>> {
@@ -99,6 +141,22 @@ mod tests {
         for odd in ["3-1", "a", "1-", "-1", "0-4294967295"] {
             assert_eq!(parse_list(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn siblings_are_read_from_what_there_is() {
+        let block = |core, package, own| {
+            format!(
+                "processor\t: {core}\nmodel name\t: a: b\nphysical id\t: {package}\ncore id\t\t: {own}\n\n"
+            )
+        };
+        let text = [block(0, 0, 0), block(1, 0, 8), block(2, 1, 0), block(3, 0, 0)].concat();
+        assert_eq!(physical_cores(&text), [vec![0, 3], vec![1], vec![2]]);
+        assert_eq!(physical_cores("processor\t: 0\nBogoMIPS\t: 2100.00\n"), Vec::<Vec<u32>>::new());
+        assert_eq!(siblings(Path::new("/nowhere"), &[0, 1]), Vec::<Vec<u32>>::new());
+        let cores = cores(Path::new(ROOT)).expect("cores are listed");
+        let found = siblings(Path::new(ROOT), &cores);
+        assert!(found.iter().all(|group| group.len() > 1 && group.iter().all(|core| cores.contains(core))));
     }
 
     #[test]

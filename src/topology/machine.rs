@@ -85,6 +85,9 @@ pub struct Survey {
     pub cores: Vec<u32>,
     /// Memory domains by ordinal; at least one.
     pub memory_domains: Vec<MemoryDomain>,
+    /// Cores that are threads of one physical core, where it has several; each list ascending, the lists by their first.
+    #[serde(default)]
+    pub siblings: Vec<Vec<u32>>,
     /// Classes this machine can run, best last.
     pub cpu_classes: Vec<CpuClass>,
     /// All GPUs that any process could see here.

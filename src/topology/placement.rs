@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Member;
-use super::machine::MemoryDomain;
+use super::machine::{MemoryDomain, Survey};
 use super::run::{Topology, name_of};
 use crate::error::{Error, Result};
 
@@ -25,6 +25,8 @@ pub struct Seeker {
     pub quota_cores: Option<u32>,
     /// The identities of the GPUs it sees, in the order of its ordinals.
     pub visible_gpus: Vec<String>,
+    /// The memory domain that each of these GPUs is near, `None` where it is not known.
+    pub gpu_domains: Vec<Option<u32>>,
 }
 
 impl Seeker {
@@ -32,6 +34,10 @@ impl Seeker {
     #[must_use]
     pub fn of(member: &Member) -> Self {
         let introduction = &member.introduction;
+        let near = |identity: &String| {
+            let gpus = introduction.survey.gpus.iter();
+            gpus.filter(|gpu| gpu.identity == *identity).find_map(|gpu| gpu.memory_domain)
+        };
         Self {
             index: member.index,
             name: name_of(member),
@@ -39,6 +45,7 @@ impl Seeker {
             cores: introduction.cores.clone(),
             quota_cores: introduction.quota_cores,
             visible_gpus: introduction.visible_gpus.clone(),
+            gpu_domains: introduction.visible_gpus.iter().map(near).collect(),
         }
     }
 }
@@ -52,6 +59,8 @@ pub struct Request {
     pub seekers: Vec<Seeker>,
     /// The machine's memory domains.
     pub machine: Vec<MemoryDomain>,
+    /// The machine's cores that are threads of one physical core, as in its survey.
+    pub siblings: Vec<Vec<u32>>,
     /// How many threads; 0 takes the core budget.
     pub threads: usize,
     /// The memory domains to stay in; `None` takes those of the cores.
@@ -61,8 +70,15 @@ pub struct Request {
 impl Request {
     /// A process that shares its machine with nobody it knows of: `seeker` takes what it may.
     #[must_use]
-    pub fn alone(seeker: Seeker, machine: Vec<MemoryDomain>) -> Self {
-        Self { index: seeker.index, seekers: vec![seeker], machine, threads: 0, memory_domains: None }
+    pub fn alone(seeker: Seeker, survey: &Survey) -> Self {
+        Self {
+            index: seeker.index,
+            seekers: vec![seeker],
+            machine: survey.memory_domains.clone(),
+            siblings: survey.siblings.clone(),
+            threads: 0,
+            memory_domains: None,
+        }
     }
 
     /// The member with this index among those of its machine; `None` if there is no such member.
@@ -76,6 +92,7 @@ impl Request {
             index,
             seekers: near.map(Seeker::of).collect(),
             machine: own.introduction.survey.memory_domains.clone(),
+            siblings: own.introduction.survey.siblings.clone(),
             threads: 0,
             memory_domains: None,
         })
@@ -88,7 +105,7 @@ pub struct Placement {
     /// How many threads, at least 1.
     pub threads: usize,
     /// The cores they run on, one each as far as there are so many, in the order of memory domains; empty if the
-    /// mask is not known.
+    /// mask is not known. Physical cores come before second threads of any, and cores near its GPUs before others.
     pub cores: Vec<u32>,
     /// The memory domains of these cores, or those asked for, ascending.
     pub memory_domains: Vec<u32>,
@@ -115,9 +132,11 @@ impl Placement {
             let reason = format!("must be at most {THREAD_LIMIT}; 0 takes the core budget");
             return Err(Error::invalid("threads", request.threads, "argument", reason));
         }
-        let devices = divide_gpus(&request.seekers)?.swap_remove(position);
-        let order = core_order(&request.machine);
-        let share = divide_cores(&request.seekers, &order).swap_remove(position);
+        let mut devices = divide_gpus(&request.seekers)?;
+        let order = Order::new(request);
+        let near = request.seekers.iter().zip(&devices).map(|(seeker, own)| order.near(seeker, own));
+        let near = near.collect::<Vec<_>>();
+        let share = divide_cores(&request.seekers, &near, &order).swap_remove(position);
         let asked = asked_domains(request)?;
         let mut cores = match &asked {
             None => share,
@@ -125,9 +144,9 @@ impl Placement {
         };
         let budget = budget(request, position, cores.len());
         let threads = if request.threads == 0 { budget } else { request.threads };
-        cores.truncate(threads);
+        order.choose(&mut cores, threads, near[position]);
         let memory_domains = asked.unwrap_or_else(|| domains_of(&request.machine, &cores));
-        Ok(Self { threads, cores, memory_domains, devices })
+        Ok(Self { threads, cores, memory_domains, devices: devices.swap_remove(position) })
     }
 }
 
@@ -152,22 +171,73 @@ fn part(whole: usize, count: usize, position: usize) -> usize {
     whole / count + usize::from(position < whole % count)
 }
 
-/// Each core's place in the order in which cores are handed out: by memory domain, then by number.
-fn core_order(machine: &[MemoryDomain]) -> BTreeMap<u32, usize> {
-    let mut order = BTreeMap::new();
-    for (position, domain) in machine.iter().enumerate() {
-        for core in &domain.cores {
-            order.entry(*core).or_insert(position);
+/// The order in which cores are handed out: by memory domain, then threads of one physical core together.
+struct Order<'a> {
+    machine: &'a [MemoryDomain],
+    /// The position of each core's memory domain.
+    domains: BTreeMap<u32, usize>,
+    /// The first thread of each core's physical core, where it has several.
+    physical: BTreeMap<u32, u32>,
+}
+
+impl<'a> Order<'a> {
+    fn new(request: &'a Request) -> Self {
+        let mut domains = BTreeMap::new();
+        for (position, domain) in request.machine.iter().enumerate() {
+            for core in &domain.cores {
+                domains.entry(*core).or_insert(position);
+            }
         }
+        let threads = request.siblings.iter().filter_map(|group| Some((*group.first()?, group)));
+        let physical = threads.flat_map(|(first, group)| group.iter().map(move |core| (*core, first)));
+        Self { machine: &request.machine, domains, physical: physical.collect() }
     }
-    order
+
+    fn domain(&self, core: u32) -> usize {
+        self.domains.get(&core).copied().unwrap_or(usize::MAX)
+    }
+
+    fn physical(&self, core: u32) -> u32 {
+        self.physical.get(&core).copied().unwrap_or(core)
+    }
+
+    fn rank(&self, core: u32) -> (usize, u32, u32) {
+        (self.domain(core), self.physical(core), core)
+    }
+
+    /// The position of the memory domain that a process's first GPU is near; the last of all if that is not known.
+    fn near(&self, seeker: &Seeker, gpus: &[usize]) -> usize {
+        let domain = gpus.iter().find_map(|gpu| *seeker.gpu_domains.get(*gpu)?);
+        let position = |ordinal| self.machine.iter().position(|domain| domain.ordinal == ordinal);
+        domain.and_then(position).unwrap_or(usize::MAX)
+    }
+
+    /// Leaves the best of these cores for so many threads.
+    fn choose(&self, cores: &mut Vec<u32>, threads: usize, near: usize) {
+        cores.sort_by_key(|core| self.rank(*core));
+        // How many threads of its physical core come before each.
+        let mut seen = BTreeMap::<u32, usize>::new();
+        let mut choice = cores
+            .iter()
+            .map(|core| {
+                let count = seen.entry(self.physical(*core)).or_default();
+                *count += 1;
+                (*count, self.domain(*core) != near, self.rank(*core))
+            })
+            .collect::<Vec<_>>();
+        choice.sort_unstable();
+        choice.truncate(threads);
+        *cores = choice.into_iter().map(|(_, _, (_, _, core))| core).collect();
+        cores.sort_by_key(|core| (self.domain(*core), *core));
+    }
 }
 
 /// Gives every process its cores: those it alone may use, and its part of those that several may.
 ///
 /// Parts differ by at most one core where masks are equal. Processes without any core left to them, since there
-/// are more processes than cores, get one that others use too.
-fn divide_cores(seekers: &[Seeker], order: &BTreeMap<u32, usize>) -> Vec<Vec<u32>> {
+/// are more processes than cores, get one that others use too. `near` is the memory domain, as a position, that each
+/// process shall be near: those of the first domain are given the first cores.
+fn divide_cores(seekers: &[Seeker], near: &[usize], order: &Order<'_>) -> Vec<Vec<u32>> {
     // Cores that the same processes may use make one cell.
     let mut users = BTreeMap::<u32, Vec<usize>>::new();
     for (position, seeker) in seekers.iter().enumerate() {
@@ -185,20 +255,21 @@ fn divide_cores(seekers: &[Seeker], order: &BTreeMap<u32, usize>) -> Vec<Vec<u32
     let mut cells = cells.into_iter().collect::<Vec<_>>();
     // The narrowest first, so that wide cells make up for what the narrow ones gave.
     cells.sort_by_key(|(list, _)| list.len());
-    let rank = |core: &u32| (order.get(core).copied().unwrap_or(usize::MAX), *core);
     let mut shares = vec![Vec::new(); seekers.len()];
     for (list, cores) in &mut cells {
-        cores.sort_by_key(rank);
+        cores.sort_by_key(|core| order.rank(*core));
         let mut counts = vec![0; list.len()];
         for _ in 0..cores.len() {
             // The one with the least; of several the first.
             let least = (0..list.len()).min_by_key(|at| shares[list[*at]].len() + counts[*at]).unwrap_or(0);
             counts[least] += 1;
         }
+        let mut line = list.iter().copied().zip(counts).collect::<Vec<_>>();
+        line.sort_by_key(|(position, _)| (near[*position], *position));
         let mut rest = cores.as_slice();
-        for (position, count) in list.iter().zip(counts) {
+        for (position, count) in line {
             let (own, others) = rest.split_at(count);
-            shares[*position].extend_from_slice(own);
+            shares[position].extend_from_slice(own);
             rest = others;
         }
     }
@@ -207,7 +278,6 @@ fn divide_cores(seekers: &[Seeker], order: &BTreeMap<u32, usize>) -> Vec<Vec<u32
         if share.is_empty() && !mask.is_empty() {
             share.push(mask[position % mask.len()]);
         }
-        share.sort_by_key(rank);
     }
     shares
 }

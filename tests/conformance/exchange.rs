@@ -33,6 +33,7 @@ pub(crate) fn introduction(index: usize) -> Introduction {
             boot_id,
             cores: vec![0],
             memory_domains: vec![MemoryDomain { ordinal: 0, cores: vec![0], memory_bytes: 1 }],
+            siblings: Vec::new(),
             cpu_classes: Vec::new(),
             gpus: Vec::new(),
         },

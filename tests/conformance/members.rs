@@ -45,6 +45,7 @@ pub(crate) fn introduction(socket: String) -> Introduction {
             boot_id,
             cores: vec![0],
             memory_domains: Vec::new(),
+            siblings: Vec::new(),
             cpu_classes: Vec::new(),
             gpus: Vec::new(),
         },

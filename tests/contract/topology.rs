@@ -81,6 +81,7 @@ impl Recorded {
             boot_id: value("boot").to_owned(),
             cores: domains.iter().flat_map(|domain| domain.cores.clone()).collect(),
             memory_domains: domains,
+            siblings: Vec::new(),
             cpu_classes: vec![CpuClass::Serial, CpuClass::IntelHaswell],
             gpus: Vec::new(),
         };
@@ -387,12 +388,21 @@ fn seeker(cores: &str, quota_cores: Option<u32>) -> Seeker {
         cores: numbers(cores),
         quota_cores,
         visible_gpus: Vec::new(),
+        gpu_domains: Vec::new(),
     }
 }
 
-fn two_domains() -> Vec<MemoryDomain> {
+fn two_domains() -> Survey {
     let domain = |ordinal, cores| MemoryDomain { ordinal, cores: numbers(cores), memory_bytes: 1 << 30 };
-    vec![domain(0, "0-3"), domain(3, "4-7")]
+    Survey {
+        host_name: "a".into(),
+        boot_id: "b".into(),
+        cores: numbers("0-7"),
+        memory_domains: vec![domain(0, "0-3"), domain(3, "4-7")],
+        siblings: Vec::new(),
+        cpu_classes: vec![CpuClass::Serial],
+        gpus: Vec::new(),
+    }
 }
 
 #[test]
@@ -408,7 +418,7 @@ fn a_lone_process_takes_what_it_may() {
         ("3-4", None, 0, Some(vec![3, 0, 3]), 2, "3-4", "0,3"),
     ];
     for (mask, quota, threads, memory_domains, expected, cores, domains) in table {
-        let mut request = Request::alone(seeker(mask, quota), two_domains());
+        let mut request = Request::alone(seeker(mask, quota), &two_domains());
         request.threads = threads;
         request.memory_domains = memory_domains;
         let placement = Placement::derive(&request).expect("a placement");
@@ -422,9 +432,52 @@ fn a_lone_process_takes_what_it_may() {
 }
 
 #[test]
+fn physical_cores_come_before_second_threads_and_near_ones_before_others() {
+    let table = [
+        // Mask, threads, memory domain of a GPU, cores.
+        ("0-7", 2, None, "0-1"),
+        ("0-7", 5, None, "0-2,4-5"),
+        ("0-7", 3, Some(3), "0,4-5"),
+        ("2-3,6", 2, None, "2-3"),
+        ("0,2,4,6", 3, None, "0,2,4"),
+        ("0-7", 8, Some(3), "0-7"),
+    ];
+    for (mask, threads, near, cores) in table {
+        let mut survey = two_domains();
+        survey.siblings = [[0, 2], [1, 3], [4, 6], [5, 7]].map(|pair| pair.to_vec()).to_vec();
+        let mut own = seeker(mask, None);
+        if near.is_some() {
+            own.visible_gpus = vec!["GPU-0".into()];
+            own.gpu_domains = vec![near];
+        }
+        let mut request = Request::alone(own, &survey);
+        request.threads = threads;
+        let placement = Placement::derive(&request).expect("a placement");
+        assert_eq!(placement.cores, numbers(cores), "{mask} {threads} {near:?}");
+    }
+}
+
+#[test]
+fn processes_sit_near_their_gpus_and_keep_threads_of_a_core_together() {
+    let mut survey = two_domains();
+    survey.siblings = [[0, 2], [1, 3], [4, 6], [5, 7]].map(|pair| pair.to_vec()).to_vec();
+    let seekers = [3, 0, 3, 0].into_iter().enumerate().map(|(index, near)| Seeker {
+        index,
+        visible_gpus: vec![format!("GPU-{index}")],
+        gpu_domains: vec![Some(near)],
+        ..seeker("0-7", None)
+    });
+    let request = Request { seekers: seekers.collect(), ..Request::alone(seeker("0-7", None), &survey) };
+    for (index, cores) in ["4,6", "0,2", "5,7", "1,3"].into_iter().enumerate() {
+        let placement = Placement::derive(&Request { index, ..request.clone() }).expect("a placement");
+        assert_eq!(placement.cores, numbers(cores), "index {index}");
+    }
+}
+
+#[test]
 fn wrong_requests_say_what_there_is() {
     let refused = |change: fn(&mut Request)| {
-        let mut request = Request::alone(seeker("0-3", None), two_domains());
+        let mut request = Request::alone(seeker("0-3", None), &two_domains());
         change(&mut request);
         Placement::derive(&request).expect_err("refused").to_string()
     };

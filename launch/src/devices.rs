@@ -1,15 +1,16 @@
 //! `uform devices`: what the library sees in this machine and what this process may use of it.
 
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::json;
-use uform::device;
-use uform::topology::Survey;
+use uform::device::{self, View};
+use uform::topology::{GpuDevice, MemoryDomain, counted, ranges, size};
+use uform::vocabulary::GpuVendor;
 
 use crate::Failure;
 
-/// Shows the cores, memory domains and GPUs of this machine, and what the library can use of them.
+/// Shows the cores, memory domains and GPUs of this machine, and what this process and the library can use of them.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Print one JSON object
@@ -19,22 +20,15 @@ pub(crate) struct Options {
 
 /// What is shown.
 struct Found {
-    survey: Survey,
-    allowed: Vec<u32>,
-    quota: Option<u32>,
-    memory_allowance: Option<u64>,
+    view: View,
     compiled: String,
     available: String,
 }
 
 /// Runs the command.
 pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
-    let view = device::view()?;
     let found = Found {
-        survey: view.survey,
-        allowed: view.cores,
-        quota: view.quota_cores,
-        memory_allowance: view.memory_allowance,
+        view: device::view()?,
         compiled: device::capabilities_compiled(),
         available: device::capabilities_available()?,
     };
@@ -42,13 +36,28 @@ pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
     Ok(0)
 }
 
+/// Lines of two columns.
+struct Columns(String);
+
+impl Columns {
+    fn line(&mut self, name: &str, value: &str) {
+        self.0.push_str(format!("  {name:<18} {value}").trim_end());
+        self.0.push('\n');
+    }
+}
+
 impl Found {
     fn as_json(&self) -> String {
+        let view = &self.view;
+        let variables = view.variables.iter().map(|(name, value)| ((*name).to_owned(), value.as_str()));
         let value = json!({
-            "survey": self.survey,
-            "allowed_cores": self.allowed,
-            "quota_cores": self.quota,
-            "memory_allowance_bytes": self.memory_allowance,
+            "survey": view.survey,
+            "allowed_cores": view.cores,
+            "quota_cores": view.quota_cores,
+            "memory_allowance_bytes": self.view.memory_allowance,
+            "gpus": view.gpus,
+            "visibility_variables": variables.collect::<BTreeMap<_, _>>(),
+            "notes": view.notes,
             "capabilities_compiled": self.compiled.split_whitespace().collect::<Vec<_>>(),
             "capabilities_available": self.available.split_whitespace().collect::<Vec<_>>(),
         });
@@ -56,72 +65,133 @@ impl Found {
     }
 
     fn as_text(&self) -> String {
-        let survey = &self.survey;
-        let mut text = format!("host {}\n", survey.host_name);
-        let mut line = |name: &str, value: String| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {name:<18} {value}");
-        };
-        line("cores", format!("{} ({})", survey.cores.len(), ranges(&survey.cores)));
-        line("allowed here", format!("{} ({})", self.allowed.len(), ranges(&self.allowed)));
-        line("time quota", self.quota.map_or_else(|| "none".into(), |cores| format!("{cores} cores")));
-        line("memory allowance", self.memory_allowance.map_or_else(|| "no limit".into(), bytes));
-        for domain in &survey.memory_domains {
-            let cores = if domain.cores.is_empty() { "none".into() } else { ranges(&domain.cores) };
-            line(
-                &format!("memory domain {}", domain.ordinal),
-                format!("{}, cores {cores}", bytes(domain.memory_bytes)),
+        let (view, survey) = (&self.view, &self.view.survey);
+        let mut text = Columns(format!("host {}\n", survey.host_name));
+        text.line("cores", &format!("{} ({})", survey.cores.len(), ranges(&survey.cores)));
+        text.line("physical cores", &self.physical_cores());
+        text.line("allowed here", &format!("{} ({})", view.cores.len(), ranges(&view.cores)));
+        let quota = view.quota_cores.map_or_else(|| "none".into(), |cores| counted(cores as usize, "core"));
+        text.line("time quota", &quota);
+        text.line("memory allowance", &self.view.memory_allowance.map_or_else(|| "no limit".into(), size));
+        let empty = |domain: &&MemoryDomain| domain.cores.is_empty() && domain.memory_bytes == 0;
+        for domain in survey.memory_domains.iter().filter(|domain| !empty(domain)) {
+            let cores = match domain.cores.as_slice() {
+                [] => "no cores".to_owned(),
+                cores => format!("{} {}", counted(cores.len(), "core"), ranges(cores)),
+            };
+            let name = format!("memory domain {}", domain.ordinal);
+            text.line(&name, &format!("{}, {cores}", size(domain.memory_bytes)));
+        }
+        if survey.memory_domains.iter().any(|domain| empty(&domain)) {
+            let rest = survey.memory_domains.iter().filter(empty).map(|domain| domain.ordinal);
+            text.line("without anything", &format!("memory domains {}", ranges(&rest.collect::<Vec<_>>())));
+        }
+        self.gpus(&mut text);
+        for note in &view.notes {
+            text.line("note", note);
+        }
+        for (name, value) in &view.variables {
+            text.line("variable", &format!("{name}={value}"));
+        }
+        text.line("compiled", &self.compiled);
+        text.line("available", &self.available);
+        text.0
+    }
+
+    fn physical_cores(&self) -> String {
+        let survey = &self.view.survey;
+        let more = survey.siblings.iter().map(|group| group.len() - 1).sum::<usize>();
+        match survey.siblings.iter().map(Vec::len).max() {
+            None => format!("{}, one thread each", survey.cores.len()),
+            Some(threads) => format!("{}, up to {threads} threads each", survey.cores.len() - more),
+        }
+    }
+
+    fn gpus(&self, text: &mut Columns) {
+        let view = &self.view;
+        if view.gpus.is_empty() {
+            text.line(
+                "GPUs",
+                if view.survey.gpus.is_empty() { "none" } else { "none that this process sees" },
             );
         }
-        if survey.gpus.is_empty() {
-            line("GPUs", "none".into());
+        for (ordinal, gpu) in view.gpus.iter().enumerate() {
+            text.line(&format!("GPU {ordinal}"), &what(gpu));
+            text.line("", &place(gpu));
+            let joined = self.joined(gpu);
+            if !joined.is_empty() {
+                text.line("", &joined);
+            }
         }
-        for (ordinal, gpu) in survey.gpus.iter().enumerate() {
-            let size = bytes(gpu.memory_bytes);
-            line(&format!("GPU {ordinal}"), format!("{}, {size}, {} units", gpu.name, gpu.compute_units));
+        let hidden = |gpu: &&GpuDevice| view.gpus.iter().all(|seen| seen.identity != gpu.identity);
+        for gpu in view.survey.gpus.iter().filter(hidden) {
+            text.line("not visible here", &format!("{}; {}", what(gpu), place(gpu)));
         }
-        line("compiled", self.compiled.clone());
-        line("available", self.available.clone());
-        text
+    }
+
+    /// Links, fabric and multicast of a GPU.
+    fn joined(&self, gpu: &GpuDevice) -> String {
+        let mut ends = BTreeMap::<u32, (bool, Vec<u32>, usize)>::new();
+        for link in gpu.links.iter().filter(|link| link.count > 0) {
+            let (switch, seen, hidden) = ends.entry(link.count).or_default();
+            match self.view.gpus.iter().position(|other| other.identity == link.peer) {
+                Some(ordinal) => seen.push(ordinal as u32),
+                None if link.peer == "switch" => *switch = true,
+                None => *hidden += 1,
+            }
+        }
+        let kind = if gpu.vendor == GpuVendor::Amd { "xGMI link" } else { "NVLink" };
+        let mut parts = Vec::new();
+        for (count, (switch, mut seen, hidden)) in ends {
+            seen.sort_unstable();
+            let each = if seen.len() + hidden + usize::from(switch) > 1 { "each " } else { "" };
+            let to = [
+                switch.then(|| "the switch".to_owned()),
+                (!seen.is_empty()).then(|| format!("GPU {}", ranges(&seen))),
+                (hidden > 0).then(|| format!("{} not visible here", counted(hidden, "GPU"))),
+            ];
+            let to = to.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+            parts.push(format!("{} {each}to {to}", counted(count as usize, kind)));
+        }
+        if let Some(fabric) = &gpu.fabric {
+            let state = if fabric.complete { "complete" } else { "not complete" };
+            parts.push(format!("fabric {} clique {} {state}", fabric.cluster, fabric.clique));
+        }
+        if gpu.multicast {
+            parts.push("multicast".to_owned());
+        }
+        parts.join(", ")
     }
 }
 
-/// Ascending numbers as `0-3,8`.
-fn ranges(numbers: &[u32]) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match parts.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
-            _ => parts.push((*number, *number)),
-        }
-    }
-    let shown = parts.iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+/// What a GPU is.
+fn what(gpu: &GpuDevice) -> String {
+    let mut parts = vec![gpu.name.clone()];
+    parts.push(gpu.gpu_class.map_or_else(|| "class not known".to_owned(), |class| class.name().to_owned()));
+    parts.push(match gpu.memory_bytes {
+        0 => "memory not told".to_owned(),
+        bytes => size(bytes),
     });
-    shown.collect::<Vec<_>>().join(",")
+    if gpu.compute_units > 0 {
+        parts.push(counted(gpu.compute_units as usize, "unit"));
+    }
+    parts.join(", ")
 }
 
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [(&str, u32); 3] = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    match UNITS.iter().find(|(_, shift)| count >> shift > 0) {
-        // Lengths of memory fit a float as far as one decimal needs it.
-        Some((unit, shift)) => format!("{:.1} {unit}", count as f64 / (1_u64 << shift) as f64),
-        None => format!("{count} B"),
+/// Where a GPU is, and what its vendor calls it.
+fn place(gpu: &GpuDevice) -> String {
+    let vendor = gpu.vendor.name();
+    let mut parts = vec![match gpu.identity.rsplit_once('/') {
+        _ if gpu.identity.starts_with("MIG-") => format!("instance of {vendor} {}", gpu.vendor_ordinal),
+        Some((whole, part)) => format!("{vendor} {}, partition {part} of {whole}", gpu.vendor_ordinal),
+        None => format!("{vendor} {}", gpu.vendor_ordinal),
+    }];
+    if !gpu.pci_address.is_empty() {
+        parts.push(format!("PCI {}", gpu.pci_address));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_shown_for_people() {
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
-        assert_eq!(ranges(&[]), "");
-        assert_eq!(
-            (bytes(512), bytes(1536), bytes(3 << 30)),
-            ("512 B".into(), "1.5 KiB".into(), "3.0 GiB".into())
-        );
+    parts.extend(gpu.memory_domain.map(|domain| format!("near memory domain {domain}")));
+    if gpu.identity != gpu.pci_address {
+        parts.push(gpu.identity.clone());
     }
+    parts.join(", ")
 }

@@ -377,7 +377,7 @@ fn network(network: &Result<Vec<Address>, String>, launch: Option<&Launch>) -> V
 }
 
 fn bytes(count: u64) -> String {
-    crate::devices::bytes(count)
+    uform::topology::size(count)
 }
 
 #[cfg(test)]

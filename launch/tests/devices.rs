@@ -44,7 +44,7 @@ fn recorded_machines_are_told_of_in_full() {
         ("mig_halves", &["instance of NVIDIA 0", "42 units"]),
         ("mixture", &["AMD Radeon PRO W7900, class not known"]),
         ("dgx_spark_2/spark0", &["NVIDIA GB10, NVIDIA_BLACKWELLRTX, memory not told"]),
-        ("gh200", &["without anything   memory domains 2-8", "96.0 GiB, no cores", "near memory domain 0"]),
+        ("gh200", &["without anything   memory domains 2-8", "93.8 GiB, no cores", "near memory domain 0"]),
         ("container_quota_v1", &["allowed here       8 (0-7)", "time quota         3 cores"]),
         ("no_gpu_laptop", &["GPUs               none\n"]),
     ];

@@ -4,6 +4,7 @@ mod devices;
 mod doctor;
 mod failure;
 mod launch;
+mod slurm;
 mod topology;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ enum Command {
     Devices(devices::Options),
     Topology(topology::Options),
     Doctor(doctor::Options),
+    Slurm(slurm::Options),
 }
 
 /// Runs one command and returns its exit code; errors are printed to standard error.
@@ -52,6 +54,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
         Command::Devices(options) => devices::execute(&options),
         Command::Topology(options) => topology::execute(&options),
         Command::Doctor(options) => doctor::execute(&options),
+        Command::Slurm(options) => slurm::execute(&options),
     };
     result.unwrap_or_else(|failure| {
         report(&format!("error: {failure}"));

@@ -14,6 +14,8 @@ pub(super) struct Descriptor {
     pub(super) op: ReduceOp,
     pub(super) count: u64,
     pub(super) root: u64,
+    /// What the counts of its parts come to, 0 for equal parts.
+    pub(super) shape: u64,
     /// Where the array lies in an arena of the group; not compared.
     pub(super) lies: Option<Lies>,
 }
@@ -34,8 +36,8 @@ impl Descriptor {
 
     /// The field in which two calls differ, if one does that matters for their verb.
     pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
-        let is_rooted = self.verb == Verb::Broadcast;
-        let reduces = matches!(self.verb, Verb::AllReduce | Verb::ReduceScatter);
+        let is_rooted = is_rooted(self.verb);
+        let reduces = matches!(self.verb, Verb::AllReduce | Verb::ReduceScatter | Verb::Reduce);
         if self.sequence != other.sequence {
             Some("the number of the call")
         } else if self.verb != other.verb {
@@ -48,6 +50,8 @@ impl Descriptor {
             Some("the count")
         } else if is_rooted && self.root != other.root {
             Some("the root")
+        } else if self.shape != other.shape {
+            Some("the counts")
         } else {
             None
         }
@@ -61,7 +65,12 @@ impl std::fmt::Display for Descriptor {
             Verb::AllReduce | Verb::ReduceScatter => {
                 write!(formatter, "({} {}, {})", self.count, self.dtype, self.op)
             }
-            Verb::Broadcast => write!(formatter, "({} {}, root {})", self.count, self.dtype, self.root),
+            Verb::Reduce => {
+                write!(formatter, "({} {}, {}, root {})", self.count, self.dtype, self.op, self.root)
+            }
+            verb if is_rooted(verb) => {
+                write!(formatter, "({} {}, root {})", self.count, self.dtype, self.root)
+            }
             Verb::Barrier | Verb::Arena => Ok(()),
             _ => write!(formatter, "({} {})", self.count, self.dtype),
         }
@@ -133,61 +142,193 @@ pub(super) fn invalid(argument: &str, value: usize, reason: String) -> Error {
     Error::invalid(argument, format!("{value} bytes"), "call", reason)
 }
 
-/// Checks a call before it takes a number; gives its count.
-pub(super) fn check(call: &Call<'_>, members: usize) -> Result<usize> {
+/// Whether one seat of the verb differs from the others.
+pub(super) const fn is_rooted(verb: Verb) -> bool {
+    matches!(verb, Verb::Broadcast | Verb::Reduce | Verb::Gather | Verb::Scatter)
+}
+
+/// Checks a call before it takes a number; gives its count: the elements of one part, of all parts if they are counted,
+/// and 0 for a counted all_to_all, whose members need not have the same.
+pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usize> {
     let size = call.dtype.size_bytes();
-    let output = call.output.byte_count();
-    let input = call.input.map(|input| input.byte_count());
-    if !output.is_multiple_of(size) {
-        return Err(invalid("output", output, format!("must be whole elements of {size} bytes")));
+    if matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter) {
+        reduce::check(call.dtype, call.op)?;
     }
-    let expect = |argument: &str, value: usize, wanted: usize| {
-        let reason = format!("must be {wanted} bytes, since the output has {output}");
-        if value == wanted { Ok(()) } else { Err(invalid(argument, value, reason)) }
-    };
-    let mut count = output / size;
+    if is_rooted(call.verb) && call.root >= members {
+        let reason = format!("must be below {members}");
+        return Err(Error::invalid("root", call.root, "call", reason));
+    }
+    let is_root = call.root == seat;
+    let counts = Counts::check(call, seat, members)?;
+    let output = Length { argument: "output", size, bytes: Some(call.output.byte_count()) };
+    let input = Length { argument: "input", size, bytes: call.input.map(|input| input.byte_count()) };
+    let (length, given) = (output.elements()?, input.elements()?);
     match call.verb {
-        Verb::AllReduce => {
-            reduce::check(call.dtype, call.op)?;
-            expect("input", input.unwrap_or(output), output)?;
-        }
-        Verb::Broadcast => {
-            if call.root >= members {
-                let reason = format!("must be below {members}");
-                return Err(Error::invalid("root", call.root, "call", reason));
+        Verb::AllReduce => input.optional(length),
+        Verb::Broadcast => match input.bytes {
+            Some(_) => Err(input.wrong("must be none: a broadcast works in place")),
+            None => Ok(length),
+        },
+        Verb::Reduce if is_root => input.optional(length),
+        Verb::Reduce => output.exactly(0).and_then(|_| input.given(given)),
+        Verb::AllGather | Verb::Exchange => match counts {
+            None => output.parts(members).and_then(|each| input.optional(each)),
+            Some(counts) => {
+                output.exactly(counts.total)?;
+                input.optional(counts.own).map(|_| counts.total)
             }
-            if let Some(input) = input {
-                return Err(invalid("input", input, "must be none: a broadcast works in place".to_owned()));
+        },
+        Verb::Gather => {
+            let each = input.given(counts.as_ref().map_or(given, |counts| counts.own))?;
+            let total = counts.as_ref().map_or(each.saturating_mul(members), |counts| counts.total);
+            output.exactly(if is_root { total } else { 0 })?;
+            Ok(counts.map_or(each, |counts| counts.total))
+        }
+        Verb::Scatter => {
+            let total = counts.as_ref().map_or(length.saturating_mul(members), |counts| counts.total);
+            match (is_root, input.bytes) {
+                (true, _) => input.given(total).map(|_| ())?,
+                (false, Some(_)) => return Err(input.wrong("must be none: only the root gives")),
+                (false, None) => {}
             }
+            output.exactly(counts.as_ref().map_or(length, |counts| counts.own))?;
+            Ok(counts.map_or(length, |counts| counts.total))
         }
-        Verb::AllGather | Verb::Exchange => {
-            if !count.is_multiple_of(members) {
-                let reason = format!("must be a multiple of {members} elements of {size} bytes");
-                return Err(invalid("output", output, reason));
+        Verb::ReduceScatter => match counts {
+            None => input.given(length.saturating_mul(members)).map(|_| length),
+            Some(counts) => {
+                output.exactly(counts.own)?;
+                input.given(counts.total)
             }
-            count /= members;
-            expect("input", input.unwrap_or(count * size), count * size)?;
-        }
-        Verb::ReduceScatter => {
-            reduce::check(call.dtype, call.op)?;
-            let Some(input) = input else {
-                return Err(invalid(
-                    "input",
-                    0,
-                    "must be given: there is no reduce_scatter in place".to_owned(),
-                ));
-            };
-            expect("input", input, output.saturating_mul(members))?;
-        }
+        },
+        Verb::AllToAll => match counts {
+            None => {
+                let each = output.parts(members)?;
+                input.given(length).map(|_| each)
+            }
+            Some(counts) => {
+                output.exactly(counts.received)?;
+                input.given(counts.total).map(|_| 0)
+            }
+        },
         Verb::Barrier => {
-            expect("input", input.unwrap_or(0), 0)?;
-            if output != 0 {
-                return Err(invalid("output", output, "must be empty: a barrier moves nothing".to_owned()));
+            input.optional(0)?;
+            output.exactly(0)
+        }
+        _ => Err(Error::unsupported(call.verb.word(), "it is not in this version")),
+    }
+}
+
+/// One array of a call, as it is checked; lengths are elements.
+struct Length {
+    argument: &'static str,
+    size: usize,
+    bytes: Option<usize>,
+}
+
+impl Length {
+    fn wrong(&self, reason: impl Into<String>) -> Error {
+        invalid(self.argument, self.bytes.unwrap_or(0), reason.into())
+    }
+
+    fn elements(&self) -> Result<usize> {
+        let bytes = self.bytes.unwrap_or(0);
+        if bytes.is_multiple_of(self.size) {
+            return Ok(bytes / self.size);
+        }
+        Err(self.wrong(format!("must be whole elements of {} bytes", self.size)))
+    }
+
+    fn exactly(&self, wanted: usize) -> Result<usize> {
+        if self.bytes.unwrap_or(0) == wanted.saturating_mul(self.size) {
+            return Ok(wanted);
+        }
+        Err(self.wrong(format!("must be {wanted} elements of {} bytes", self.size)))
+    }
+
+    /// It may be absent, in place.
+    fn optional(&self, wanted: usize) -> Result<usize> {
+        if self.bytes.is_none() { Ok(wanted) } else { self.exactly(wanted) }
+    }
+
+    fn given(&self, wanted: usize) -> Result<usize> {
+        if self.bytes.is_none() {
+            return Err(self.wrong(format!("must be given, {wanted} elements of {} bytes", self.size)));
+        }
+        self.exactly(wanted)
+    }
+
+    /// The elements of each of so many equal parts.
+    fn parts(&self, members: usize) -> Result<usize> {
+        let length = self.elements()?;
+        if length.is_multiple_of(members) {
+            return Ok(length / members);
+        }
+        Err(self.wrong(format!("must be a multiple of {members} elements of {} bytes", self.size)))
+    }
+}
+
+/// The counts of a call, as they are checked.
+struct Counts {
+    own: usize,
+    total: usize,
+    received: usize,
+}
+
+impl Counts {
+    fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<Option<Self>> {
+        let total = |argument: &str, counts: &[usize]| {
+            let wrong = |reason: String| Error::invalid(argument, format!("{counts:?}"), "call", reason);
+            if counts.len() != members {
+                return Err(wrong(format!("must be {members} numbers, one for each member")));
+            }
+            let total = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+            let total = total.filter(|total| total.checked_mul(call.dtype.size_bytes()).is_some());
+            total.ok_or_else(|| wrong("is more than memory has addresses for".to_owned()))
+        };
+        let is_counted = matches!(
+            call.verb,
+            Verb::AllGather | Verb::Gather | Verb::Scatter | Verb::ReduceScatter | Verb::AllToAll
+        );
+        let refuse = |argument: &str, counts: &[usize], reason: &str| {
+            Err(Error::invalid(argument, format!("{counts:?}"), "call", reason))
+        };
+        match (call.counts, call.receive_counts) {
+            (None, None) => Ok(None),
+            (Some(counts), _) if !is_counted => {
+                refuse("counts", counts, "must be none: this verb has no parts")
+            }
+            (Some(counts), None) if call.verb == Verb::AllToAll => {
+                refuse("counts", counts, "needs the counts that are received, too")
+            }
+            (Some(counts), Some(received)) if call.verb == Verb::AllToAll => Ok(Some(Self {
+                own: 0,
+                total: total("counts", counts)?,
+                received: total("receive_counts", received)?,
+            })),
+            (_, Some(received)) => refuse("receive_counts", received, "is for all_to_all with counts"),
+            (Some(counts), None) => {
+                let total = total("counts", counts)?;
+                Ok(Some(Self { own: counts.get(seat).copied().unwrap_or(0), total, received: 0 }))
             }
         }
-        _ => return Err(Error::unsupported(call.verb.word(), "it is not in this version")),
     }
-    Ok(count)
+}
+
+/// What the counts of a call come to, the same for equal counts: 0 without, and 1 for all_to_all, where each pair compares
+/// its own.
+pub(super) fn shape(call: &Call<'_>) -> u64 {
+    match call.counts {
+        None => 0,
+        Some(_) if call.verb == Verb::AllToAll => 1,
+        // A hash that finds mistakes, not malice: members of one run have proved its key.
+        Some(counts) => counts
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, count| {
+                (hash ^ *count as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23)
+            })
+            .max(2),
+    }
 }
 
 #[cfg(test)]
@@ -203,6 +344,7 @@ mod tests {
             op: ReduceOp::Sum,
             count: 1,
             root: 0,
+            shape: 0,
             lies: None,
         };
         assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);

@@ -25,10 +25,16 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 /// Counts are elements of `dtype`. `input` holds this member's contribution and `output` what it gets; a verb in
 /// place has no input of its own and finds its contribution in `output`:
 /// - all_reduce: input n (or in place), output n;
+/// - reduce: input n (in place at the root only), output n at the root, nothing elsewhere;
 /// - broadcast: the root's output is its contribution, n everywhere;
-/// - all_gather: input n, output n * count, in the order of seats;
+/// - all_gather: input n (or in place), output n * count, in the order of seats;
+/// - gather: input n, output n * count at the root, nothing elsewhere;
+/// - scatter: input n * count at the root, none elsewhere, output n;
 /// - reduce_scatter: input n * count, output n;
+/// - all_to_all: input n * count, the part for each seat in their order, output n * count, the part from each;
 /// - barrier: neither.
+///
+/// With `counts`, part `seat` of an array of all seats has `counts[seat]` elements instead of n.
 #[derive(Debug)]
 pub struct Call<'a> {
     /// The verb.
@@ -37,8 +43,13 @@ pub struct Call<'a> {
     pub dtype: Dtype,
     /// How to combine; ignored by verbs that do not reduce.
     pub op: ReduceOp,
-    /// The seat that broadcasts; ignored by verbs without a root.
+    /// The seat that broadcasts, scatters, gathers or reduces; ignored by verbs without a root.
     pub root: usize,
+    /// The elements of each seat's part, where they differ: of the gathered or scattered array, the same on all members; in
+    /// all_to_all those sent to each seat.
+    pub counts: Option<&'a [usize]>,
+    /// In all_to_all with `counts`: the elements that come from each seat.
+    pub receive_counts: Option<&'a [usize]>,
     /// The kernels that combine; a mesh puts those of the executor that it holds.
     pub kernels: Table,
     /// This member's contribution, `None` in place.
@@ -72,7 +83,24 @@ impl<'a> Call<'a> {
         input: Option<Span<'a>>,
         output: SpanMut<'a>,
     ) -> Self {
-        Self { verb, dtype, op, root, kernels: Table::SERIAL, input, output, progress: None }
+        Self {
+            verb,
+            dtype,
+            op,
+            root,
+            counts: None,
+            receive_counts: None,
+            kernels: Table::SERIAL,
+            input,
+            output,
+            progress: None,
+        }
+    }
+
+    /// The same call with parts of different lengths; `receive_counts` is for all_to_all alone.
+    #[must_use]
+    pub fn counted(self, counts: &'a [usize], receive_counts: Option<&'a [usize]>) -> Self {
+        Self { counts: Some(counts), receive_counts, ..self }
     }
 }
 

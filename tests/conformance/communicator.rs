@@ -9,6 +9,7 @@ use uform::sys::{Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
 use super::members::{self, patience};
+use super::parts;
 use crate::harness;
 
 /// The roles of this file.
@@ -91,6 +92,8 @@ fn gathers(communicator: &dyn Communicator) {
                 input: None,
                 output: SpanMut::of(&mut output),
                 progress: None,
+                counts: None,
+                receive_counts: None,
             };
             communicator.run(call, &patience()).expect("broadcast");
             assert_eq!(output, values(root, length));
@@ -117,6 +120,8 @@ fn all_types(communicator: &dyn Communicator) {
                 input: None,
                 output,
                 progress: None,
+                counts: None,
+                receive_counts: None,
             };
             match communicator.run(call, &patience()) {
                 Ok(()) => assert!(memory.iter().all(|byte| *byte == 0), "zeros stay zeros"),
@@ -149,6 +154,8 @@ fn disagreements(communicator: &dyn Communicator) {
             input: None,
             output,
             progress: None,
+            counts: None,
+            receive_counts: None,
         };
         match case {
             1 if odd => call.dtype = Dtype::I32,
@@ -273,6 +280,7 @@ fn suite(communicator: &dyn Communicator, is_shared: bool) {
     disagreements(communicator);
     refusals(communicator);
     arenas(communicator, is_shared);
+    parts::suite(communicator);
 }
 
 fn member(index: usize, count: usize, argument: &str) {

@@ -4,4 +4,5 @@ pub(crate) mod communicator;
 pub(crate) mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod members;
+pub(crate) mod parts;
 pub(crate) mod trainer;

@@ -178,7 +178,8 @@ impl Control {
         let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
         let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
         let (arena, offset) = descriptor.lies.map_or((0, 0), |lies| (lies.arena, lies.offset));
-        let words = [descriptor.sequence, kinds, descriptor.count, descriptor.root, arena, offset];
+        let Descriptor { sequence, count, root, shape, .. } = *descriptor;
+        let words = [sequence, kinds, count, root, arena, offset, shape];
         for (position, word) in words.into_iter().enumerate() {
             self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Release);
         }
@@ -196,6 +197,7 @@ impl Control {
             op: ReduceOp::from_number(kind(16))?,
             count: word(2),
             root: word(3),
+            shape: word(6),
             lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5) }),
         })
     }
@@ -245,6 +247,7 @@ mod tests {
             op: ReduceOp::BitwiseXor,
             count: 7,
             root: 0,
+            shape: 9,
             lies: Some(Lies { arena: 1, offset: 77 }),
         };
         control.write_descriptor(&descriptor);

@@ -5,6 +5,7 @@ mod control;
 mod join;
 mod payload;
 mod proof;
+mod transfer;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -229,6 +230,7 @@ impl Communicator for SharedCommunicator {
             op: call.op,
             count: count as u64,
             root: call.root as u64,
+            shape: descriptor::shape(&call),
             lies: turn.place_of(&call),
         };
         // Alive as long as the call: its array lies in it.

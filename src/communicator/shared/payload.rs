@@ -18,20 +18,20 @@ use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Verb;
 
 /// The arguments of one call, counted in elements.
-struct Work<'c, 'a> {
-    watch: &'c Watch<'a>,
-    descriptor: &'c Descriptor,
-    size: usize,
+pub(super) struct Work<'c, 'a> {
+    pub(super) watch: &'c Watch<'a>,
+    pub(super) descriptor: &'c Descriptor,
+    pub(super) size: usize,
     /// The elements of one member's share: `count` of the descriptor.
-    count: usize,
-    input: Option<Span<'c>>,
-    kernels: Table,
+    pub(super) count: usize,
+    pub(super) input: Option<Span<'c>>,
+    pub(super) kernels: Table,
     progress: Option<&'c Progress<'c>>,
 }
 
 impl Work<'_, '_> {
     /// Counts bytes of the output that are there.
-    fn advance(&self, byte_count: usize) {
+    pub(super) fn advance(&self, byte_count: usize) {
         if let Some(progress) = self.progress {
             progress.advance(byte_count as u64);
         }
@@ -42,7 +42,8 @@ impl SharedCommunicator {
     /// Checks a call before it takes a number; gives its count.
     pub(super) fn check(&self, call: &Call<'_>) -> Result<usize> {
         let members = self.seats.len();
-        let count = descriptor::check(call, members)?;
+        let count = descriptor::check(call, self.own, members)?;
+        self.check_room(call)?;
         let piece = (self.piece_bytes / (call.dtype.size_bytes() * members)).max(1) as u64;
         if (count as u64).saturating_mul(2) / piece + 8 > LAST_STEP {
             let reason = "has more pieces than one call can count".to_owned();
@@ -67,10 +68,12 @@ impl SharedCommunicator {
                 _ => Ok(()),
             };
         }
-        let shares = if descriptor.verb == Verb::ReduceScatter { members } else { 1 };
-        let is_small = count.saturating_mul(size).saturating_mul(shares) <= INLINE_BYTES;
+        let deals = matches!(descriptor.verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
+        let shares = if deals { members } else { 1 };
+        let is_small =
+            descriptor.shape == 0 && count.saturating_mul(size).saturating_mul(shares) <= INLINE_BYTES;
         let own = self.own;
-        let is_silent = descriptor.verb == Verb::Broadcast && call.root != own;
+        let is_silent = matches!(descriptor.verb, Verb::Broadcast | Verb::Scatter) && call.root != own;
         if is_small && !is_silent {
             let contribution = match (call.input, descriptor.verb) {
                 (Some(input), _) => input,
@@ -81,6 +84,7 @@ impl SharedCommunicator {
             };
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
+        self.write_pairs(watch.sequence, call)?;
         self.enter(watch, descriptor)?;
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
         let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress };
@@ -93,9 +97,13 @@ impl SharedCommunicator {
             return self.all_reduce_shared(&work, &arrays);
         }
         match (descriptor.verb, is_small) {
-            _ if count == 0 => Ok(()),
+            _ if count == 0 && descriptor.shape == 0 => Ok(()),
             (_, true) => self.move_small(&work, output),
-            (Verb::AllReduce, false) => self.all_reduce(&work, output),
+            _ if Self::is_transfer(descriptor) => {
+                self.transfer(&work, call.counts, call.receive_counts, output)
+            }
+            (Verb::AllReduce, false) => self.all_reduce(&work, output, true),
+            (Verb::Reduce, false) => self.all_reduce(&work, output, call.root == own),
             (Verb::Broadcast, false) => self.broadcast(&work, output),
             (Verb::AllGather | Verb::Exchange, false) => self.all_gather(&work, output),
             (Verb::ReduceScatter, false) => self.reduce_scatter(&work, output),
@@ -106,8 +114,10 @@ impl SharedCommunicator {
     fn move_small(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
         let (sequence, bytes) = (work.watch.sequence, work.count * work.size);
         let Descriptor { verb, dtype, op, .. } = *work.descriptor;
+        let root = usize::try_from(work.descriptor.root).unwrap_or(0);
         match verb {
-            Verb::AllReduce => {
+            Verb::Reduce | Verb::Gather if root != self.own => Ok(()),
+            Verb::AllReduce | Verb::Reduce => {
                 let sources = self.controls.iter().map(|control| control.inline(sequence, bytes));
                 work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
             }
@@ -119,13 +129,20 @@ impl SharedCommunicator {
                     .map(|control| control.inline(sequence, bytes * self.seats.len())?.part(range.clone()));
                 work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
             }
-            Verb::Broadcast => {
-                let root = usize::try_from(work.descriptor.root).unwrap_or(0);
-                if root == self.own {
-                    Ok(())
-                } else {
-                    output.copy_from(self.controls[root].inline(sequence, bytes)?)
+            Verb::Broadcast if root == self.own => Ok(()),
+            Verb::Broadcast => output.copy_from(self.controls[root].inline(sequence, bytes)?),
+            Verb::Scatter => {
+                let all = self.controls[root].inline(sequence, bytes * self.seats.len())?;
+                output.copy_from(all.part(self.own * bytes..(self.own + 1) * bytes)?)
+            }
+            Verb::AllToAll => {
+                for (seat, control) in self.controls.iter().enumerate() {
+                    let all = control.inline(sequence, bytes * self.seats.len())?;
+                    output
+                        .part(seat * bytes..(seat + 1) * bytes)?
+                        .copy_from(all.part(self.own * bytes..(self.own + 1) * bytes)?)?;
                 }
+                Ok(())
             }
             _ => {
                 for (seat, control) in self.controls.iter().enumerate() {
@@ -139,13 +156,14 @@ impl SharedCommunicator {
     }
 
     /// Publishes a step and waits for it on all members.
-    fn step_together(&self, watch: &Watch<'_>, step: &mut u64) -> Result<()> {
+    pub(super) fn step_together(&self, watch: &Watch<'_>, step: &mut u64) -> Result<()> {
         *step += 1;
         self.own_control().advance(control::place(watch.sequence, *step));
         self.reach(watch, *step, &|_| true)
     }
 
-    fn all_reduce(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+    /// Reduces through the stages; those who read take the result.
+    fn all_reduce(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>, reads: bool) -> Result<()> {
         let (size, members, own) = (work.size, self.seats.len(), self.own);
         let mut step = 1;
         for (number, piece) in pieces(work.count, self.piece_bytes / size).enumerate() {
@@ -170,7 +188,7 @@ impl SharedCommunicator {
                 )
             })?;
             self.step_together(work.watch, &mut step)?;
-            for (seat, control) in self.controls.iter().enumerate() {
+            for (seat, control) in self.controls.iter().enumerate().filter(|_| reads) {
                 let range = range(seat);
                 let result = control.stage(number)?.part(range.clone())?;
                 output.part(start + range.start..start + range.end)?.copy_from(result)?;

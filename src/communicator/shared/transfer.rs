@@ -1,0 +1,216 @@
+//! Verbs in which members bring or get different parts: gather, scatter, all_to_all, and all that count their parts.
+//!
+//! In every round a member puts the next piece of what it gives into its stage, waits until all have done so, and takes
+//! what is its own out of the others' stages. A stage is written again one round later only, when all have read it.
+
+use std::ops::Range;
+
+use super::control::{INLINE_BYTES, LAST_STEP};
+use super::payload::Work;
+use super::{Call, SharedCommunicator};
+use crate::communicator::descriptor::Descriptor;
+use crate::communicator::reduce::pieces;
+use crate::error::{Error, Result};
+use crate::sys::{Span, SpanMut};
+use crate::vocabulary::Verb;
+
+/// Bytes of one pair's counts beside a descriptor: what is sent, and what is received.
+const PAIR_BYTES: usize = 16;
+
+/// Where the parts of all seats lie in one array, in bytes.
+fn places(lengths: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut end = 0;
+    lengths
+        .map(|length| {
+            let start = end;
+            end += length;
+            start..end
+        })
+        .collect()
+}
+
+/// The bytes of a part that belong to one round.
+fn cut(part: &Range<usize>, round: &Range<usize>) -> Range<usize> {
+    part.start + round.start.min(part.len())..part.start + round.end.min(part.len())
+}
+
+impl SharedCommunicator {
+    /// Whether a call moves parts that only this file moves.
+    pub(super) const fn is_transfer(descriptor: &Descriptor) -> bool {
+        descriptor.shape != 0 || matches!(descriptor.verb, Verb::Gather | Verb::Scatter | Verb::AllToAll)
+    }
+
+    /// Moves the parts of a call that all members have entered.
+    pub(super) fn transfer(
+        &self,
+        work: &Work<'_, '_>,
+        counts: Option<&[usize]>,
+        receive_counts: Option<&[usize]>,
+        output: &mut SpanMut<'_>,
+    ) -> Result<()> {
+        let (size, members) = (work.size, self.seats.len());
+        let equal = || vec![work.count; members];
+        let part_bytes = |counts: Option<&[usize]>| {
+            let counts = counts.map_or_else(equal, <[usize]>::to_vec);
+            places(counts.into_iter().map(|count| count * size))
+        };
+        let parts = part_bytes(counts);
+        let longest = parts.iter().map(Range::len).max().unwrap_or(0);
+        let is_root = work.descriptor.root == self.own as u64;
+        match work.descriptor.verb {
+            Verb::AllGather => self.show(work, &parts, output, true),
+            Verb::Gather => self.show(work, &parts, output, is_root),
+            Verb::AllToAll => {
+                let received = part_bytes(receive_counts);
+                let longest = match receive_counts {
+                    Some(receive_counts) => self.check_pairs(work, receive_counts)?,
+                    None => longest,
+                };
+                self.deal(work, &parts, longest, |round, slots| {
+                    for (part, slot) in received.iter().zip(slots) {
+                        let range = cut(part, round);
+                        let source = slot.part(0..range.len())?;
+                        output.part(range)?.copy_from(source)?;
+                    }
+                    Ok(())
+                })
+            }
+            Verb::Scatter => {
+                let root = usize::try_from(work.descriptor.root).unwrap_or(0);
+                self.deal(work, &parts, longest, |round, slots| {
+                    let range = cut(&(0..parts[self.own].len()), round);
+                    let source = slots[root].part(0..range.len())?;
+                    output.part(range)?.copy_from(source)
+                })
+            }
+            _ => self.deal(work, &parts, longest, |round, slots| {
+                let range = cut(&(0..parts[self.own].len()), round);
+                let sources = slots.iter().map(|slot| slot.part(0..range.len()));
+                let sources = sources.collect::<Result<Vec<_>>>()?;
+                let Descriptor { dtype, op, .. } = *work.descriptor;
+                work.kernels.reduce(dtype, op, &sources, &mut output.part(range.clone())?)
+            }),
+        }
+    }
+
+    /// Every member shows its part to all; those who read take everybody's.
+    fn show(
+        &self,
+        work: &Work<'_, '_>,
+        parts: &[Range<usize>],
+        output: &mut SpanMut<'_>,
+        reads: bool,
+    ) -> Result<()> {
+        let longest = parts.iter().map(Range::len).max().unwrap_or(0);
+        let own = &parts[self.own];
+        let mut step = 1;
+        for (number, round) in pieces(longest, self.piece_bytes).enumerate() {
+            let source = match work.input {
+                Some(input) => input.part(cut(&(0..own.len()), &round))?,
+                None => output.as_span().part(cut(own, &round))?,
+            };
+            let length = source.byte_count();
+            self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
+            self.step_together(work.watch, &mut step)?;
+            for (part, control) in parts.iter().zip(&self.controls).filter(|_| reads) {
+                let range = cut(part, &round);
+                let source = control.stage(number)?.part(0..range.len())?;
+                output.part(range)?.copy_from(source)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every member that gives has a slot for every other in its stage; `take` gets the bytes of the round, counted within a
+    /// part, and the slots with what each seat has for this member.
+    fn deal(
+        &self,
+        work: &Work<'_, '_>,
+        parts: &[Range<usize>],
+        longest: usize,
+        mut take: impl FnMut(&Range<usize>, &[Span<'_>]) -> Result<()>,
+    ) -> Result<()> {
+        // Whole elements, at addresses that fit all of them.
+        let slot = self.piece_bytes / self.seats.len() / 8 * 8;
+        if (longest / slot) as u64 + 8 > LAST_STEP {
+            let reason = "has more pieces than one call can count";
+            return Err(Error::invalid("counts", format!("{longest} bytes"), "call", reason));
+        }
+        let mut step = 1;
+        for (number, round) in pieces(longest, slot).enumerate() {
+            if let Some(input) = work.input {
+                self.own_control().with_stage(number, |stage| {
+                    for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
+                        let source = input.part(cut(part, &round))?;
+                        let start = seat * slot;
+                        stage.part(start..start + source.byte_count())?.copy_from(source)?;
+                    }
+                    Ok(())
+                })?;
+            }
+            self.step_together(work.watch, &mut step)?;
+            let slots = self.controls.iter().enumerate().map(|(seat, control)| match work.input {
+                Some(input) if seat == self.own => input.part(cut(&parts[self.own], &round)),
+                _ => control.stage(number)?.part(self.own * slot..(self.own + 1) * slot),
+            });
+            take(&round, &slots.collect::<Result<Vec<_>>>()?)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the counts of an all_to_all beside its descriptor.
+    pub(super) fn write_pairs(&self, sequence: u64, call: &Call<'_>) -> Result<()> {
+        let (Some(sent), Some(received), Verb::AllToAll) = (call.counts, call.receive_counts, call.verb)
+        else {
+            return Ok(());
+        };
+        let pairs = sent.iter().zip(received).flat_map(|(sent, received)| [*sent as u64, *received as u64]);
+        self.own_control().write_inline(sequence, Span::of(&pairs.collect::<Vec<_>>()))
+    }
+
+    /// Refuses an all_to_all for which there is no room beside its descriptor.
+    pub(super) fn check_room(&self, call: &Call<'_>) -> Result<()> {
+        let limit = INLINE_BYTES / PAIR_BYTES;
+        if call.counts.is_some() && call.verb == Verb::AllToAll && self.seats.len() > limit {
+            let why = format!("one host has {} members; at most {limit} can", self.seats.len());
+            return Err(Error::unsupported("all_to_all with counts", why));
+        }
+        Ok(())
+    }
+
+    /// Compares what each member sends with what the other expects; all members find the same. Gives the longest in bytes.
+    fn check_pairs(&self, work: &Work<'_, '_>, own: &[usize]) -> Result<usize> {
+        let members = self.seats.len();
+        let sequence = work.watch.sequence;
+        let rows = self.controls.iter().map(|control| {
+            let bytes = control.inline(sequence, members * PAIR_BYTES)?.to_vec();
+            let (words, _) = bytes.as_chunks::<8>();
+            Ok(words.iter().map(|word| u64::from_ne_bytes(*word)).collect::<Vec<_>>())
+        });
+        let rows = rows.collect::<Result<Vec<_>>>()?;
+        let mut longest = 0;
+        for from in 0..members {
+            for to in 0..members {
+                let (sent, received) = (rows[from][2 * to], rows[to][2 * from + 1]);
+                if sent != received {
+                    let [from, to] = [from, to].map(|seat| self.seats[seat]);
+                    let is_sender = self.seats[self.own] == from;
+                    let sends = format!("index {from} sends {sent}");
+                    let expects = format!("index {to} expects {received}");
+                    let (mine, theirs) = if is_sender { (sends, expects) } else { (expects, sends) };
+                    return Err(Error::Disagreed {
+                        field: format!("the count of elements from index {from} to index {to}"),
+                        mine,
+                        theirs,
+                        index: if is_sender { to } else { from },
+                    });
+                }
+                longest = longest.max(sent);
+            }
+        }
+        // What the peers wrote meanwhile counts for nothing: this member takes as much as it has room for.
+        let own = own.iter().copied().max().unwrap_or(0);
+        let longest = usize::try_from(longest).unwrap_or(usize::MAX).max(own);
+        Ok(longest.saturating_mul(work.size))
+    }
+}

@@ -5,6 +5,7 @@ pub mod ccl;
 mod descriptor;
 mod handshake;
 pub mod mpi;
+mod parts;
 mod progress;
 mod reduce;
 pub mod shared;

@@ -27,6 +27,7 @@ use self::peer::{Heard, Peer};
 use self::wire::Frame;
 use super::announcement::{self, Part};
 use super::descriptor::{self, Cause, Descriptor, again};
+use super::parts;
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Awaited;
@@ -350,10 +351,12 @@ impl Communicator for TcpCommunicator {
     }
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        let count = descriptor::check(&call, self.seats.len())?;
+        let count = descriptor::check(&call, self.own, self.seats.len())?;
+        parts::check_room(&call, self.seats.len(), wire::INLINE_BYTES)?;
         let mut turn = self.begin(call.verb)?;
         let inline = self.contribution(&call, count)?;
-        if matches!(call.verb, Verb::AllReduce | Verb::ReduceScatter) && inline.is_empty() && count > 0 {
+        let reduces = matches!(call.verb, Verb::AllReduce | Verb::ReduceScatter | Verb::Reduce);
+        if reduces && inline.is_empty() && count > 0 {
             turn.scratch.prepare(self.seats.len() - 1, self.piece_bytes)?;
         }
         let watch = self.watch(call.verb, deadline);
@@ -364,6 +367,7 @@ impl Communicator for TcpCommunicator {
             op: call.op,
             count: count as u64,
             root: call.root as u64,
+            shape: descriptor::shape(&call),
             lies: None,
         };
         let entered = self.enter(&mut turn, &watch, &descriptor, inline.clone());

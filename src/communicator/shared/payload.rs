@@ -11,6 +11,7 @@ use super::watch::Watch;
 use super::{Call, SharedCommunicator};
 use crate::communicator::Progress;
 use crate::communicator::descriptor::{self, Descriptor};
+use crate::communicator::parts;
 use crate::communicator::reduce::{pieces, share};
 use crate::error::Result;
 use crate::sys::kernel::Table;
@@ -43,7 +44,7 @@ impl SharedCommunicator {
     pub(super) fn check(&self, call: &Call<'_>) -> Result<usize> {
         let members = self.seats.len();
         let count = descriptor::check(call, self.own, members)?;
-        self.check_room(call)?;
+        parts::check_room(call, members, INLINE_BYTES)?;
         let piece = (self.piece_bytes / (call.dtype.size_bytes() * members)).max(1) as u64;
         if (count as u64).saturating_mul(2) / piece + 8 > LAST_STEP {
             let reason = "has more pieces than one call can count".to_owned();
@@ -84,7 +85,9 @@ impl SharedCommunicator {
             };
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
-        self.write_pairs(watch.sequence, call)?;
+        if let Some(pairs) = parts::pairs(call) {
+            self.own_control().write_inline(watch.sequence, Span::of(&pairs))?;
+        }
         self.enter(watch, descriptor)?;
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
         let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress };

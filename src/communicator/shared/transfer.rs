@@ -5,29 +5,15 @@
 
 use std::ops::Range;
 
-use super::control::{INLINE_BYTES, LAST_STEP};
+use super::SharedCommunicator;
+use super::control::LAST_STEP;
 use super::payload::Work;
-use super::{Call, SharedCommunicator};
 use crate::communicator::descriptor::Descriptor;
+use crate::communicator::parts::{self, PAIR_BYTES, places};
 use crate::communicator::reduce::pieces;
 use crate::error::{Error, Result};
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Verb;
-
-/// Bytes of one pair's counts beside a descriptor: what is sent, and what is received.
-const PAIR_BYTES: usize = 16;
-
-/// Where the parts of all seats lie in one array, in bytes.
-fn places(lengths: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
-    let mut end = 0;
-    lengths
-        .map(|length| {
-            let start = end;
-            end += length;
-            start..end
-        })
-        .collect()
-}
 
 /// The bytes of a part that belong to one round.
 fn cut(part: &Range<usize>, round: &Range<usize>) -> Range<usize> {
@@ -49,19 +35,14 @@ impl SharedCommunicator {
         output: &mut SpanMut<'_>,
     ) -> Result<()> {
         let (size, members) = (work.size, self.seats.len());
-        let equal = || vec![work.count; members];
-        let part_bytes = |counts: Option<&[usize]>| {
-            let counts = counts.map_or_else(equal, <[usize]>::to_vec);
-            places(counts.into_iter().map(|count| count * size))
-        };
-        let parts = part_bytes(counts);
+        let parts = places(counts, work.count, members, size);
         let longest = parts.iter().map(Range::len).max().unwrap_or(0);
         let is_root = work.descriptor.root == self.own as u64;
         match work.descriptor.verb {
             Verb::AllGather => self.show(work, &parts, output, true),
             Verb::Gather => self.show(work, &parts, output, is_root),
             Verb::AllToAll => {
-                let received = part_bytes(receive_counts);
+                let received = places(receive_counts, work.count, members, size);
                 let longest = match receive_counts {
                     Some(receive_counts) => self.check_pairs(work, receive_counts)?,
                     None => longest,
@@ -158,59 +139,16 @@ impl SharedCommunicator {
         Ok(())
     }
 
-    /// Puts the counts of an all_to_all beside its descriptor.
-    pub(super) fn write_pairs(&self, sequence: u64, call: &Call<'_>) -> Result<()> {
-        let (Some(sent), Some(received), Verb::AllToAll) = (call.counts, call.receive_counts, call.verb)
-        else {
-            return Ok(());
-        };
-        let pairs = sent.iter().zip(received).flat_map(|(sent, received)| [*sent as u64, *received as u64]);
-        self.own_control().write_inline(sequence, Span::of(&pairs.collect::<Vec<_>>()))
-    }
-
-    /// Refuses an all_to_all for which there is no room beside its descriptor.
-    pub(super) fn check_room(&self, call: &Call<'_>) -> Result<()> {
-        let limit = INLINE_BYTES / PAIR_BYTES;
-        if call.counts.is_some() && call.verb == Verb::AllToAll && self.seats.len() > limit {
-            let why = format!("one host has {} members; at most {limit} can", self.seats.len());
-            return Err(Error::unsupported("all_to_all with counts", why));
-        }
-        Ok(())
-    }
-
-    /// Compares what each member sends with what the other expects; all members find the same. Gives the longest in bytes.
+    /// Compares the counts of an all_to_all; gives the bytes of the longest part.
     fn check_pairs(&self, work: &Work<'_, '_>, own: &[usize]) -> Result<usize> {
-        let members = self.seats.len();
-        let sequence = work.watch.sequence;
-        let rows = self.controls.iter().map(|control| {
-            let bytes = control.inline(sequence, members * PAIR_BYTES)?.to_vec();
-            let (words, _) = bytes.as_chunks::<8>();
-            Ok(words.iter().map(|word| u64::from_ne_bytes(*word)).collect::<Vec<_>>())
-        });
-        let rows = rows.collect::<Result<Vec<_>>>()?;
-        let mut longest = 0;
-        for from in 0..members {
-            for to in 0..members {
-                let (sent, received) = (rows[from][2 * to], rows[to][2 * from + 1]);
-                if sent != received {
-                    let [from, to] = [from, to].map(|seat| self.seats[seat]);
-                    let is_sender = self.seats[self.own] == from;
-                    let sends = format!("index {from} sends {sent}");
-                    let expects = format!("index {to} expects {received}");
-                    let (mine, theirs) = if is_sender { (sends, expects) } else { (expects, sends) };
-                    return Err(Error::Disagreed {
-                        field: format!("the count of elements from index {from} to index {to}"),
-                        mine,
-                        theirs,
-                        index: if is_sender { to } else { from },
-                    });
-                }
-                longest = longest.max(sent);
-            }
-        }
-        // What the peers wrote meanwhile counts for nothing: this member takes as much as it has room for.
+        let byte_count = self.seats.len() * PAIR_BYTES;
+        let rows = self
+            .controls
+            .iter()
+            .map(|control| control.inline(work.watch.sequence, byte_count).map(|bytes| bytes.to_vec()));
+        let longest = parts::check_pairs(&rows.collect::<Result<Vec<_>>>()?, self.own, &self.seats)?;
+        // What a peer wrote meanwhile counts for nothing: this member takes as much as it has room for.
         let own = own.iter().copied().max().unwrap_or(0);
-        let longest = usize::try_from(longest).unwrap_or(usize::MAX).max(own);
-        Ok(longest.saturating_mul(work.size))
+        Ok(longest.max(own).saturating_mul(work.size))
     }
 }

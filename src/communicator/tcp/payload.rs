@@ -12,6 +12,7 @@ use super::peer::{End, Heard, Peer};
 use super::{Call, TcpCommunicator, Turn, Watch};
 use crate::communicator::Progress;
 use crate::communicator::descriptor::Descriptor;
+use crate::communicator::parts::{self, places};
 use crate::communicator::reduce::share;
 use crate::error::{Error, Result};
 use crate::sys::{CHECK_INTERVAL, Span, network};
@@ -41,13 +42,36 @@ fn result(range: Range<usize>) -> Outgoing {
     Outgoing { place: Place::Output, range, is_result: true }
 }
 
+/// What goes to each peer, what comes from it, and what this member makes of it.
+struct Moves {
+    lanes: Vec<Lane>,
+    /// The part of the output that this member makes final.
+    own: Range<usize>,
+    reduction: Option<Reduction>,
+}
+
 impl TcpCommunicator {
+<<<<<<< HEAD
     /// This member's small contribution; empty if the call is large, or if this member has none.
     pub(in crate::communicator) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
+=======
+    /// Whether the contribution of a call rides beside it.
+    fn is_small(&self, verb: Verb, is_counted: bool, byte_count: usize) -> bool {
+        let members = self.seats.len();
+        let deals = matches!(verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
+        let shares = if deals { members } else { 1 };
+        !is_counted && is_small(byte_count.saturating_mul(shares), members)
+    }
+
+    /// This member's small contribution, or its counts; empty if the call is large, or if this member has none.
+    pub(super) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
+>>>>>>> be1087c (Add: reduce, gather, scatter, all_to_all and uneven counts over TCP)
         let (size, own) = (call.dtype.size_bytes(), self.own);
-        let shares = if call.verb == Verb::ReduceScatter { self.seats.len() } else { 1 };
-        let is_silent = call.verb == Verb::Broadcast && call.root != own;
-        if is_silent || !is_small(count.saturating_mul(size).saturating_mul(shares), self.seats.len()) {
+        if let Some(pairs) = parts::pairs(call) {
+            return Ok(pairs);
+        }
+        let is_silent = matches!(call.verb, Verb::Broadcast | Verb::Scatter) && call.root != own;
+        if is_silent || !self.is_small(call.verb, call.counts.is_some(), count.saturating_mul(size)) {
             return Ok(Vec::new());
         }
         let span = match (call.input, call.verb) {
@@ -69,73 +93,79 @@ impl TcpCommunicator {
         inline: &[u8],
         call: &mut Call<'_>,
     ) -> Result<()> {
-        let members = self.seats.len();
+        let (own, members, size) = (self.own, self.seats.len(), descriptor.dtype.size_bytes());
         let count = usize::try_from(descriptor.count).unwrap_or(usize::MAX);
-        let bytes = count.saturating_mul(descriptor.dtype.size_bytes());
-        let shares = if descriptor.verb == Verb::ReduceScatter { members } else { 1 };
-        if bytes == 0 || descriptor.verb == Verb::Barrier {
+        let is_counted = descriptor.shape != 0;
+        if descriptor.verb == Verb::Barrier || (count == 0 && !is_counted) {
             return Ok(());
         }
-        if is_small(bytes.saturating_mul(shares), members) {
-            return self.move_small(turn, call, inline, bytes);
+        if self.is_small(descriptor.verb, is_counted, count.saturating_mul(size)) {
+            return self.move_small(turn, call, inline, count.saturating_mul(size));
         }
-        let (own, output) = (self.own, call.output.reborrow());
+        if descriptor.verb == Verb::AllToAll && is_counted {
+            let row = |seat: usize| match turn.heard[seat].calls.front() {
+                _ if seat == own => inline.to_vec(),
+                heard => heard.map_or_else(Vec::new, |(_, inline)| inline.clone()),
+            };
+            parts::check_pairs(&(0..members).map(row).collect::<Vec<_>>(), own, &self.seats)?;
+        }
+        let given = places(call.counts, count, members, size);
+        let taken = match descriptor.verb {
+            Verb::AllToAll => places(call.receive_counts, count, members, size),
+            _ => given.clone(),
+        };
+        let moves = self.moves(watch, descriptor, call, &given, &taken);
+        let (input, mut output) = (call.input, call.output.reborrow());
+        // What stays here goes over no connection.
+        let is_root = call.root == own;
+        match (call.input, descriptor.verb) {
+            (Some(input), Verb::AllGather | Verb::Exchange) => {
+                output.part(given[own].clone())?.copy_from(input)?
+            }
+            (Some(input), Verb::Gather) if is_root => output.part(given[own].clone())?.copy_from(input)?,
+            (Some(input), Verb::Scatter) if is_root => output.copy_from(input.part(given[own].clone())?)?,
+            (Some(input), Verb::AllToAll) => {
+                output.part(taken[own].clone())?.copy_from(input.part(given[own].clone())?)?;
+            }
+            _ => {}
+        }
+        let Turn { heard, scratch, .. } = turn;
+        let Moves { lanes, own, reduction } = moves;
+        let flow = Flow { input, output, own, reduction, scratch, lanes, ready: 0 };
+        self.flow(heard, watch, flow)
+    }
+
+    /// Which bytes of a call go where: `given` and `taken` are the parts of an array of all seats.
+    fn moves(
+        &self,
+        watch: &Watch<'_>,
+        descriptor: &Descriptor,
+        call: &Call<'_>,
+        given: &[Range<usize>],
+        taken: &[Range<usize>],
+    ) -> Moves {
+        let (own, members, size) = (self.own, self.seats.len(), descriptor.dtype.size_bytes());
+        let count = usize::try_from(descriptor.count).unwrap_or(usize::MAX);
+        // An array of one part, and the share of it that a seat makes final.
+        let (whole, root) = (0..count.saturating_mul(size), call.root);
         let segment = |seat: usize| {
             let part = share(count, members, seat);
-            let size = descriptor.dtype.size_bytes();
             part.start * size..part.end * size
         };
-        let block = |seat: usize| seat * bytes..(seat + 1) * bytes;
+        let length = given[own].len();
         let place = if call.input.is_some() { Place::Input } else { Place::Output };
-        let lane = |seat: usize, outgoing: Vec<Outgoing>, incoming: Vec<Incoming>| {
-            Lane::new(seat, watch.sequence, outgoing, incoming)
-        };
         let reduction = |place: Place, start: usize| {
             let (dtype, op, kernels) = (call.dtype, call.op, call.kernels);
             Some(Reduction { dtype, op, kernels, place, start, position: own, contributors: members })
         };
-        let others = (0..members).filter(|seat| *seat != own);
-        let (lanes, own_part, reduction) = match descriptor.verb {
-            Verb::AllReduce => {
-                let lanes = others.map(|seat| {
-                    let incoming =
-                        vec![Incoming::Contribution(segment(own).len()), Incoming::Final(segment(seat))];
-                    lane(seat, vec![send(place, segment(seat)), result(segment(own))], incoming)
-                });
-                (lanes.collect::<Vec<_>>(), segment(own), reduction(place, segment(own).start))
-            }
-            Verb::ReduceScatter => {
-                let lanes = others.map(|seat| {
-                    lane(seat, vec![send(Place::Input, block(seat))], vec![Incoming::Contribution(bytes)])
-                });
-                (lanes.collect(), 0..bytes, reduction(Place::Input, block(own).start))
-            }
-            Verb::Broadcast => {
-                let root = usize::try_from(descriptor.root).unwrap_or(0);
-                let lanes = others.map(|seat| match (own == root, seat == root) {
-                    (true, _) => {
-                        let outgoing = vec![segment(seat), segment(own)].into_iter();
-                        lane(seat, outgoing.map(|range| send(Place::Output, range)).collect(), Vec::new())
-                    }
-                    (false, true) => {
-                        let incoming = vec![Incoming::Own(segment(own)), Incoming::Final(segment(root))];
-                        lane(seat, Vec::new(), incoming)
-                    }
-                    (false, false) => {
-                        lane(seat, vec![result(segment(own))], vec![Incoming::Final(segment(seat))])
-                    }
-                });
-                (lanes.collect(), segment(own), None)
-            }
-            _ => {
-                let start = if place == Place::Input { 0 } else { block(own).start };
-                let lanes = others.map(|seat| {
-                    let incoming = vec![Incoming::Final(block(seat))];
-                    lane(seat, vec![send(place, start..start + bytes)], incoming)
-                });
-                (lanes.collect(), block(own), None)
-            }
+        let (own_part, reduction) = match descriptor.verb {
+            Verb::AllReduce => (segment(own), reduction(place, segment(own).start)),
+            Verb::ReduceScatter => (0..length, reduction(Place::Input, given[own].start)),
+            Verb::Reduce if own == root => (whole.clone(), reduction(place, 0)),
+            Verb::Broadcast => (segment(own), None),
+            _ => (0..0, None),
         };
+<<<<<<< HEAD
         let mut output = output;
         if let (Some(input), Verb::AllGather | Verb::Exchange) = (call.input, descriptor.verb) {
             output.part(block(own))?.copy_from(input)?;
@@ -160,32 +190,74 @@ impl TcpCommunicator {
         };
         let found = found.filter(|found| found.len() == byte_count);
         found.map(Span::of).ok_or_else(|| self.odd(seat))
+=======
+        let lane = |seat: usize| {
+            let (outgoing, incoming) = match descriptor.verb {
+                Verb::AllReduce => (
+                    vec![send(place, segment(seat)), result(segment(own))],
+                    vec![Incoming::Contribution(segment(own).len()), Incoming::Final(segment(seat))],
+                ),
+                Verb::ReduceScatter => {
+                    (vec![send(Place::Input, given[seat].clone())], vec![Incoming::Contribution(length)])
+                }
+                Verb::Reduce if own == root => (Vec::new(), vec![Incoming::Contribution(whole.len())]),
+                Verb::Reduce if seat == root => (vec![send(Place::Input, whole.clone())], Vec::new()),
+                Verb::Broadcast if own == root => {
+                    (vec![send(Place::Output, segment(seat)), send(Place::Output, segment(own))], Vec::new())
+                }
+                Verb::Broadcast if seat == root => {
+                    (Vec::new(), vec![Incoming::Own(segment(own)), Incoming::Final(segment(root))])
+                }
+                Verb::Broadcast => (vec![result(segment(own))], vec![Incoming::Final(segment(seat))]),
+                Verb::AllGather | Verb::Exchange => {
+                    let start = if place == Place::Input { 0 } else { given[own].start };
+                    (vec![send(place, start..start + length)], vec![Incoming::Final(given[seat].clone())])
+                }
+                Verb::Gather if own == root => (Vec::new(), vec![Incoming::Final(given[seat].clone())]),
+                Verb::Gather if seat == root => (vec![send(Place::Input, 0..length)], Vec::new()),
+                Verb::Scatter if own == root => (vec![send(Place::Input, given[seat].clone())], Vec::new()),
+                Verb::Scatter if seat == root => (Vec::new(), vec![Incoming::Final(0..length)]),
+                Verb::AllToAll => (
+                    vec![send(Place::Input, given[seat].clone())],
+                    vec![Incoming::Final(taken[seat].clone())],
+                ),
+                _ => (Vec::new(), Vec::new()),
+            };
+            Lane::new(seat, watch.sequence, outgoing, incoming)
+        };
+        let lanes = (0..members).filter(|seat| *seat != own).map(lane).collect();
+        Moves { lanes, own: own_part, reduction }
+>>>>>>> be1087c (Add: reduce, gather, scatter, all_to_all and uneven counts over TCP)
     }
 
     fn move_small(&self, turn: &Turn, call: &mut Call<'_>, inline: &[u8], bytes: usize) -> Result<()> {
         let (members, own) = (self.seats.len(), self.own);
-        let wanted = if call.verb == Verb::ReduceScatter { bytes * members } else { bytes };
+        let deals = matches!(call.verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
+        let wanted = if deals { bytes * members } else { bytes };
         let root = call.root;
         let contribution = |seat: usize| self.contributed(turn, inline, seat, wanted);
         let all = || (0..members).map(contribution);
+        let dealt = || all().map(|source| source?.part(own * bytes..(own + 1) * bytes));
         let output = &mut call.output;
+        let mut lay = |sources: &[Span<'_>]| {
+            for (seat, source) in sources.iter().enumerate() {
+                output.part(seat * bytes..(seat + 1) * bytes)?.copy_from(*source)?;
+            }
+            Ok(())
+        };
         match call.verb {
-            Verb::AllReduce => {
+            Verb::Reduce | Verb::Gather if root != own => Ok(()),
+            Verb::AllReduce | Verb::Reduce => {
                 call.kernels.reduce(call.dtype, call.op, &all().collect::<Result<Vec<_>>>()?, output)
             }
             Verb::ReduceScatter => {
-                let range = own * bytes..(own + 1) * bytes;
-                let sources = all().map(|source| source?.part(range.clone()));
-                call.kernels.reduce(call.dtype, call.op, &sources.collect::<Result<Vec<_>>>()?, output)
+                call.kernels.reduce(call.dtype, call.op, &dealt().collect::<Result<Vec<_>>>()?, output)
             }
             Verb::Broadcast if root == own => Ok(()),
             Verb::Broadcast => output.copy_from(contribution(root)?),
-            _ => {
-                for (seat, source) in all().enumerate() {
-                    output.part(seat * bytes..(seat + 1) * bytes)?.copy_from(source?)?;
-                }
-                Ok(())
-            }
+            Verb::Scatter => output.copy_from(contribution(root)?.part(own * bytes..(own + 1) * bytes)?),
+            Verb::AllToAll => lay(&dealt().collect::<Result<Vec<_>>>()?),
+            _ => lay(&all().collect::<Result<Vec<_>>>()?),
         }
     }
 

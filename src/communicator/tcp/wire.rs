@@ -50,6 +50,7 @@ impl Frame {
                 bytes.extend(kinds.map(|kind| u8::try_from(kind).unwrap_or(u8::MAX)));
                 bytes.extend(call.count.to_le_bytes());
                 bytes.extend(call.root.to_le_bytes());
+                bytes.extend(call.shape.to_le_bytes());
                 bytes.extend_from_slice(inline);
             }
             Self::Leave(sequence, cause) => {
@@ -88,6 +89,7 @@ impl Frame {
                     op: ReduceOp::from_number(i32::from(kinds[2]))?,
                     count: reader.long()?,
                     root: reader.long()?,
+                    shape: reader.long()?,
                     lies: None,
                 };
                 (reader.0.len() <= INLINE_BYTES).then(|| Self::Enter(descriptor, reader.0.to_vec()))
@@ -160,6 +162,7 @@ mod tests {
             op: ReduceOp::Max,
             count: 1 << 40,
             root: 3,
+            shape: 11,
             lies: None,
         };
         vec![

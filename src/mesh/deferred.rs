@@ -77,7 +77,7 @@ impl DeferredMesh {
 
     /// As [`Mesh::all_gather`]; gives `array` and `out` back.
     pub fn all_gather<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
-        self.with_output(Verb::AllGather, array, out, ReduceOp::Sum)
+        self.with_output(Verb::AllGather, array, out, ReduceOp::Sum, 0)
     }
 
     /// As [`Mesh::reduce_scatter`]; gives `array` and `out` back.
@@ -87,7 +87,27 @@ impl DeferredMesh {
         out: Vec<T>,
         op: ReduceOp,
     ) -> Deferred<(Vec<T>, Vec<T>)> {
-        self.with_output(Verb::ReduceScatter, array, out, op)
+        self.with_output(Verb::ReduceScatter, array, out, op, 0)
+    }
+
+    /// As [`Mesh::reduce`]; gives the array back.
+    pub fn reduce<T: Element>(&self, array: Vec<T>, root: usize, op: ReduceOp) -> Deferred<Vec<T>> {
+        self.in_place(Verb::Reduce, array, op, root)
+    }
+
+    /// As [`Mesh::gather`]; gives `array` and `out` back.
+    pub fn gather<T: Element>(&self, array: Vec<T>, out: Vec<T>, root: usize) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.with_output(Verb::Gather, array, out, ReduceOp::Sum, root)
+    }
+
+    /// As [`Mesh::scatter`]; gives `array` and `out` back.
+    pub fn scatter<T: Element>(&self, array: Vec<T>, out: Vec<T>, root: usize) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.with_output(Verb::Scatter, array, out, ReduceOp::Sum, root)
+    }
+
+    /// As [`Mesh::all_to_all`]; gives `array` and `out` back.
+    pub fn all_to_all<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
+        self.with_output(Verb::AllToAll, array, out, ReduceOp::Sum, 0)
     }
 
     /// As [`Mesh::barrier`].
@@ -129,11 +149,12 @@ impl DeferredMesh {
         array: Vec<T>,
         out: Vec<T>,
         op: ReduceOp,
+        root: usize,
     ) -> Deferred<(Vec<T>, Vec<T>)> {
         self.run(
             verb,
             (array, out),
-            move |(array, out)| Ok(Call::of::<T>(verb, op, 0, Some(Span::of(array)), SpanMut::of(out))),
+            move |(array, out)| Ok(Call::of::<T>(verb, op, root, Some(Span::of(array)), SpanMut::of(out))),
             Mesh::patience(),
         )
     }

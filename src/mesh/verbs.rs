@@ -61,15 +61,7 @@ impl Mesh {
         deadline: &Deadline<'_>,
     ) -> Result<Result<()>> {
         call.kernels = self.executor().kernels();
-        // A group broadcasts in place: what the root gives goes to its output first.
-        if call.verb == Verb::Broadcast
-            && let Some(input) = call.input.take()
-        {
-            check_equal(input, &call.output)?;
-            if call.root == self.index() {
-                call.output.copy_from(input)?;
-            }
-        }
+        call = self.one_sided(call)?;
         let Some(progress) = call.progress.clone() else {
             return self.communicator().run(call, deadline).map(Ok);
         };
@@ -86,6 +78,30 @@ impl Mesh {
                 Err(Error::Closed { what: verb.word().to_owned(), why })
             }),
         }
+    }
+
+    /// Leaves a member only the arrays that it has a use for: on a mesh all members may give the same ones.
+    fn one_sided<'a>(&self, mut call: Call<'a>) -> Result<Call<'a>> {
+        let is_root = call.root == self.index();
+        match call.verb {
+            // A group broadcasts in place: what the root gives goes to its output first.
+            Verb::Broadcast => {
+                if let Some(input) = call.input.take() {
+                    check_equal(input, &call.output)?;
+                    if is_root {
+                        call.output.copy_from(input)?;
+                    }
+                }
+            }
+            Verb::Reduce if !is_root => {
+                let output = std::mem::replace(&mut call.output, SpanMut::empty());
+                call.input.get_or_insert(output.into_span());
+            }
+            Verb::Gather if !is_root => call.output = SpanMut::empty(),
+            Verb::Scatter if !is_root => call.input = None,
+            _ => {}
+        }
+        Ok(call)
     }
 
     /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.
@@ -149,6 +165,40 @@ impl Mesh {
         self.typed(Verb::ReduceScatter, op, 0, Some(Span::of(array)), out)
     }
 
+    /// Reduces `array` over all members to the root, in place: n elements everywhere, which only the root's change.
+    ///
+    /// # Errors
+    /// As [`Mesh::run`].
+    pub fn reduce<T: Element>(&self, array: &mut [T], root: usize, op: ReduceOp) -> Result<()> {
+        self.typed(Verb::Reduce, op, root, None, array)
+    }
+
+    /// Puts the arrays of all members one after the other at the root: n elements in, n * count out; `out` may be empty
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// As [`Mesh::run`].
+    pub fn gather<T: Element>(&self, array: &[T], out: &mut [T], root: usize) -> Result<()> {
+        self.typed(Verb::Gather, ReduceOp::Sum, root, Some(Span::of(array)), out)
+    }
+
+    /// Gives every member its part of the root's `array`: n * count elements in, n out; `array` may be empty elsewhere.
+    ///
+    /// # Errors
+    /// As [`Mesh::run`].
+    pub fn scatter<T: Element>(&self, array: &[T], out: &mut [T], root: usize) -> Result<()> {
+        self.typed(Verb::Scatter, ReduceOp::Sum, root, Some(Span::of(array)), out)
+    }
+
+    /// Gives every member one part of every other: n * count elements in, by the member that they are for, n * count out, by
+    /// the member that they are from.
+    ///
+    /// # Errors
+    /// As [`Mesh::run`].
+    pub fn all_to_all<T: Element>(&self, array: &[T], out: &mut [T]) -> Result<()> {
+        self.typed(Verb::AllToAll, ReduceOp::Sum, 0, Some(Span::of(array)), out)
+    }
+
     /// Returns when all members have come.
     ///
     /// # Errors
@@ -173,13 +223,13 @@ impl Mesh {
     pub(super) fn exchange_here(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         let count = self.count();
         let mut lengths = vec![0_u64; count];
-        self.gather(&[payload.len() as u64], &mut lengths, deadline)?;
+        self.gather_equal(&[payload.len() as u64], &mut lengths, deadline)?;
         let longest = lengths.iter().max().copied().unwrap_or(0);
         let mut all = zeroed(longest, count)?;
         let longest = longest as usize;
         let mut padded = zeroed(longest as u64, 1)?;
         padded[..payload.len()].copy_from_slice(payload);
-        self.gather(&padded, &mut all, deadline)?;
+        self.gather_equal(&padded, &mut all, deadline)?;
         let parts = lengths.iter().enumerate();
         Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
     }
@@ -222,7 +272,7 @@ impl Mesh {
     }
 
     /// One gathering of a call that holds the executor already.
-    fn gather<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
+    fn gather_equal<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
         let call = Call::of::<T>(Verb::Exchange, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
         self.communicator().run(call, deadline)
     }
@@ -262,14 +312,21 @@ fn reserved(byte_count: u64) -> Option<Vec<u8>> {
 
 fn check_verb(verb: Verb) -> Result<()> {
     match verb {
-        Verb::AllReduce | Verb::Broadcast | Verb::AllGather | Verb::ReduceScatter | Verb::Barrier => Ok(()),
+        Verb::AllReduce
+        | Verb::Reduce
+        | Verb::Broadcast
+        | Verb::AllGather
+        | Verb::Gather
+        | Verb::Scatter
+        | Verb::ReduceScatter
+        | Verb::AllToAll
+        | Verb::Barrier => Ok(()),
         Verb::Exchange | Verb::Arena => {
             let reason = "is not a call on arrays; use the method of the mesh";
             Err(Error::invalid("verb", verb.word(), "argument", reason))
         }
-        Verb::Reduce | Verb::AllToAll | Verb::Gather | Verb::Scatter | Verb::Send | Verb::Receive => {
-            let why =
-                "not in this version; all_reduce, broadcast, all_gather, reduce_scatter and barrier are";
+        Verb::Send | Verb::Receive => {
+            let why = "not in this version; all_to_all with counts moves arrays between two members";
             Err(Error::unsupported(verb.word(), why))
         }
     }

@@ -185,6 +185,12 @@ impl<'a> SpanMut<'a> {
         Span { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData }
     }
 
+    /// The same bytes for reading only, from now on.
+    #[must_use]
+    pub const fn into_span(self) -> Span<'a> {
+        Span { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData }
+    }
+
     /// The same bytes, lent for a shorter time.
     #[must_use]
     pub const fn reborrow(&mut self) -> SpanMut<'_> {

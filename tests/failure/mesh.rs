@@ -468,6 +468,39 @@ fn an_interrupt_ends_bootstrap() {
     assert!(matches!(error, Error::Interrupted { .. }), "{error}");
 }
 
+/// Verbs whose members bring or get different parts, blocking and deferred; members without a use for an array may give any.
+fn verbs_with_parts(mesh: &Mesh) -> Result<()> {
+    let (index, count) = (mesh.index(), mesh.count());
+    let own = index as i64;
+    for root in 0..count {
+        let is_root = root == index;
+        let mut sum = [own, 10 * own];
+        mesh.reduce(&mut sum, root, ReduceOp::Sum)?;
+        let total = (0..count as i64).sum::<i64>();
+        assert_eq!(sum, if is_root { [total, 10 * total] } else { [own, 10 * own] });
+        let mut all = vec![-1; if is_root { count } else { 5 }];
+        mesh.gather(&[own], &mut all, root)?;
+        let expected = (0..count as i64).collect::<Vec<_>>();
+        assert_eq!(all, if is_root { expected } else { vec![-1; 5] });
+        let whole = (0..count as i64).map(|to| 100 * own + to).collect::<Vec<_>>();
+        let mut part = [-1];
+        mesh.scatter(&whole, &mut part, root)?;
+        assert_eq!(part, [100 * root as i64 + own]);
+        let deferred = mesh.deferred(None);
+        let deadline = Deadline::after(MINUTES);
+        let out = vec![-1; count];
+        let (_, out) = deferred.all_to_all(whole.clone(), out).wait(&deadline)?;
+        assert_eq!(out, (0..count as i64).map(|from| 100 * from + own).collect::<Vec<_>>());
+        let (_, part) = deferred.scatter(whole, vec![-1], root).wait(&deadline)?;
+        assert_eq!(part, [100 * root as i64 + own]);
+        let (_, all) = deferred.gather(vec![own], vec![-1; count], root).wait(&deadline)?;
+        assert_eq!(all[count - 1], if is_root { count as i64 - 1 } else { -1 });
+        let sum = deferred.reduce(vec![own], root, ReduceOp::Sum).wait(&deadline)?;
+        assert_eq!(sum, [if is_root { total } else { own }]);
+    }
+    Ok(())
+}
+
 #[test]
 fn threads_of_one_process_form_a_mesh() {
     let hall = uform::rendezvous::memory::Hall::new(3);
@@ -483,6 +516,7 @@ fn threads_of_one_process_form_a_mesh() {
             let mut sum = [index as i32];
             mesh.all_reduce(&mut sum, ReduceOp::Sum)?;
             mesh.barrier()?;
+            verbs_with_parts(&mesh)?;
             Ok::<_, Error>(sum[0])
         })
     });

@@ -52,6 +52,7 @@ impl SharedCommunicator {
                         let range = cut(part, round);
                         let source = slot.part(0..range.len())?;
                         output.part(range)?.copy_from(source)?;
+                        work.advance(source.byte_count());
                     }
                     Ok(())
                 })
@@ -61,6 +62,7 @@ impl SharedCommunicator {
                 self.deal(work, &parts, longest, |round, slots| {
                     let range = cut(&(0..parts[self.own].len()), round);
                     let source = slots[root].part(0..range.len())?;
+                    work.advance(source.byte_count());
                     output.part(range)?.copy_from(source)
                 })
             }
@@ -68,6 +70,7 @@ impl SharedCommunicator {
                 let range = cut(&(0..parts[self.own].len()), round);
                 let sources = slots.iter().map(|slot| slot.part(0..range.len()));
                 let sources = sources.collect::<Result<Vec<_>>>()?;
+                work.advance(range.len());
                 let Descriptor { dtype, op, .. } = *work.descriptor;
                 work.kernels.reduce(dtype, op, &sources, &mut output.part(range.clone())?)
             }),
@@ -97,6 +100,7 @@ impl SharedCommunicator {
                 let range = cut(part, &round);
                 let source = control.stage(number)?.part(0..range.len())?;
                 output.part(range)?.copy_from(source)?;
+                work.advance(source.byte_count());
             }
         }
         Ok(())

@@ -31,7 +31,7 @@ pub(super) struct Lies {
 impl Descriptor {
     /// The descriptor of a call without payload.
     pub(super) fn bare(verb: Verb, sequence: u64) -> Self {
-        Self { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, lies: None }
+        Self { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, shape: 0, lies: None }
     }
 
     /// The field in which two calls differ, if one does that matters for their verb.

@@ -303,7 +303,7 @@ impl Communicator for TieredCommunicator {
     }
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        let count = descriptor::check(&call, self.count())?;
+        let count = descriptor::check(&call, self.seat(), self.count())?;
         let is_small = is_small(call.output.byte_count(), self.count());
         if !Self::goes_by_tiers(&call) || (call.verb == Verb::Broadcast && is_small) {
             return self.world.run(call, deadline);

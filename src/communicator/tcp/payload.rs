@@ -51,10 +51,6 @@ struct Moves {
 }
 
 impl TcpCommunicator {
-<<<<<<< HEAD
-    /// This member's small contribution; empty if the call is large, or if this member has none.
-    pub(in crate::communicator) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
-=======
     /// Whether the contribution of a call rides beside it.
     fn is_small(&self, verb: Verb, is_counted: bool, byte_count: usize) -> bool {
         let members = self.seats.len();
@@ -64,8 +60,7 @@ impl TcpCommunicator {
     }
 
     /// This member's small contribution, or its counts; empty if the call is large, or if this member has none.
-    pub(super) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
->>>>>>> be1087c (Add: reduce, gather, scatter, all_to_all and uneven counts over TCP)
+    pub(in crate::communicator) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
         let (size, own) = (call.dtype.size_bytes(), self.own);
         if let Some(pairs) = parts::pairs(call) {
             return Ok(pairs);
@@ -131,8 +126,8 @@ impl TcpCommunicator {
         }
         let Turn { heard, scratch, .. } = turn;
         let Moves { lanes, own, reduction } = moves;
-        let flow = Flow { input, output, own, reduction, scratch, lanes, ready: 0 };
-        self.flow(heard, watch, flow)
+        let flow = Flow { input, output, own, reduction, scratch, lanes, ready: 0, done: 0 };
+        self.flow(heard, watch, flow, call.progress.as_ref())
     }
 
     /// Which bytes of a call go where: `given` and `taken` are the parts of an array of all seats.
@@ -165,32 +160,6 @@ impl TcpCommunicator {
             Verb::Broadcast => (segment(own), None),
             _ => (0..0, None),
         };
-<<<<<<< HEAD
-        let mut output = output;
-        if let (Some(input), Verb::AllGather | Verb::Exchange) = (call.input, descriptor.verb) {
-            output.part(block(own))?.copy_from(input)?;
-        }
-        let Turn { heard, scratch, .. } = turn;
-        let (input, own) = (call.input, own_part);
-        let flow = Flow { input, output, own, reduction, scratch, lanes, ready: 0, done: 0 };
-        self.flow(heard, watch, flow, call.progress.as_ref())
-    }
-
-    /// The small contribution of a seat to the call that all have entered; `inline` is this member's own.
-    pub(in crate::communicator) fn contributed<'t>(
-        &self,
-        turn: &'t Turn,
-        inline: &'t [u8],
-        seat: usize,
-        byte_count: usize,
-    ) -> Result<Span<'t>> {
-        let found = match turn.heard.get(seat).and_then(|heard| heard.calls.front()) {
-            _ if seat == self.own => Some(inline),
-            found => found.map(|(_, inline)| inline.as_slice()),
-        };
-        let found = found.filter(|found| found.len() == byte_count);
-        found.map(Span::of).ok_or_else(|| self.odd(seat))
-=======
         let lane = |seat: usize| {
             let (outgoing, incoming) = match descriptor.verb {
                 Verb::AllReduce => (
@@ -227,7 +196,22 @@ impl TcpCommunicator {
         };
         let lanes = (0..members).filter(|seat| *seat != own).map(lane).collect();
         Moves { lanes, own: own_part, reduction }
->>>>>>> be1087c (Add: reduce, gather, scatter, all_to_all and uneven counts over TCP)
+    }
+
+    /// The small contribution of a seat to the call that all have entered; `inline` is this member's own.
+    pub(in crate::communicator) fn contributed<'t>(
+        &self,
+        turn: &'t Turn,
+        inline: &'t [u8],
+        seat: usize,
+        byte_count: usize,
+    ) -> Result<Span<'t>> {
+        let found = match turn.heard.get(seat).and_then(|heard| heard.calls.front()) {
+            _ if seat == self.own => Some(inline),
+            found => found.map(|(_, inline)| inline.as_slice()),
+        };
+        let found = found.filter(|found| found.len() == byte_count);
+        found.map(Span::of).ok_or_else(|| self.odd(seat))
     }
 
     fn move_small(&self, turn: &Turn, call: &mut Call<'_>, inline: &[u8], bytes: usize) -> Result<()> {

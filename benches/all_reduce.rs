@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
+use uform::communicator::tcp::{self, Links, Run, TcpCommunicator};
 use uform::communicator::{Call, Communicator};
 use uform::rendezvous::RunKey;
 use uform::sys::{Deadline, Span, SpanMut, process};
@@ -52,38 +53,53 @@ fn introduction(socket: String) -> Outcome<Introduction> {
     })
 }
 
-fn join(folder: &Path, index: usize) -> Outcome<Arc<SharedCommunicator>> {
-    let listener = Listener::open()?;
+/// Gives the others what this member says, and gets what all of them say, by index.
+fn exchange(folder: &Path, what: &str, index: usize, own: &[u8]) -> Outcome<Vec<Vec<u8>>> {
     let part = folder.join(format!("part.{index}"));
-    std::fs::write(&part, serde_json::to_vec(&introduction(listener.address())?)?)?;
-    std::fs::rename(part, folder.join(format!("member.{index}")))?;
+    std::fs::write(&part, own)?;
+    std::fs::rename(part, folder.join(format!("{what}.{index}")))?;
     let deadline = deadline();
-    let mut members = Vec::new();
-    while members.len() < MEMBERS {
-        let index = members.len();
-        match std::fs::read(folder.join(format!("member.{index}"))) {
-            Ok(text) => {
-                let introduction = serde_json::from_slice(&text)?;
-                members.push(Member { index, nonce: index.to_string(), introduction });
-            }
+    let mut all = Vec::new();
+    while all.len() < MEMBERS {
+        match std::fs::read(folder.join(format!("{what}.{}", all.len()))) {
+            Ok(text) => all.push(text),
             Err(_) if !deadline.passed() => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => return Err(error.into()),
         }
     }
-    let roster = Roster { run: "bench".into(), members };
-    let proof = Proof::gather(Some(listener), &roster, index, &RunKey([1; 32]), &deadline)?;
-    let group = Group { name: "run".into(), seats: (0..MEMBERS).collect(), own: index };
-    Ok(SharedCommunicator::join(proof, &group, &deadline)?)
+    Ok(all)
 }
 
-fn call(communicator: &SharedCommunicator, verb: Verb, output: SpanMut<'_>) -> Outcome<()> {
+/// The same two members, joined by shared memory and by the loopback network.
+fn join(folder: &Path, index: usize) -> Outcome<(Arc<SharedCommunicator>, Arc<TcpCommunicator>)> {
+    let door = Listener::open()?;
+    let introductions =
+        exchange(folder, "member", index, &serde_json::to_vec(&introduction(door.address())?)?)?;
+    let mut members = Vec::new();
+    for (index, text) in introductions.iter().enumerate() {
+        let introduction = serde_json::from_slice(text)?;
+        members.push(Member { index, nonce: index.to_string(), introduction });
+    }
+    let (roster, key) = (Roster { run: "bench".into(), members }, RunKey([1; 32]));
+    let proof = Proof::gather(Some(door), &roster, index, &key, &deadline())?;
+    let group = Group { name: "run".into(), seats: (0..MEMBERS).collect(), own: index };
+    let shared = SharedCommunicator::join(proof, &group, &deadline())?;
+    let listener = tcp::Listener::open(None, true, "a measure")?;
+    let published = exchange(folder, "addresses", index, &listener.publication())?;
+    let run =
+        Run { roster: &roster, index, key: &key, published: &published, silence: Duration::from_secs(10) };
+    let links = Links::connect(listener, run, &group.seats, &deadline())?;
+    Ok((shared, TcpCommunicator::join(links, &group)?))
+}
+
+fn call(communicator: &dyn Communicator, verb: Verb, output: SpanMut<'_>) -> Outcome<()> {
     let call = Call::new(verb, Dtype::F32, ReduceOp::Sum, 0, None, output);
     Ok(communicator.run(call, &deadline())?)
 }
 
 /// The median time of an act that all members start together, in microseconds.
 fn median(
-    communicator: &SharedCommunicator,
+    communicator: &dyn Communicator,
     rounds: usize,
     mut act: impl FnMut() -> Outcome<()>,
 ) -> Outcome<f64> {
@@ -101,28 +117,32 @@ fn median(
 }
 
 fn member(folder: &Path, index: usize) -> Outcome<()> {
-    let communicator = join(folder, index)?;
+    let (communicator, network) = join(folder, index)?;
     for (name, bytes, rounds) in SIZES {
         let (mut target, source) = (vec![0.0f32; bytes / 4], vec![0.0f32; bytes / 4]);
-        let copy = median(&communicator, rounds, || {
+        let (communicator, network) = (&*communicator, &*network);
+        let copy = median(communicator, rounds, || {
             black_box(&mut target).copy_from_slice(black_box(&source));
             Ok(())
         })?;
         let private =
-            median(&communicator, rounds, || call(&communicator, Verb::AllReduce, SpanMut::of(&mut target)))?;
+            median(communicator, rounds, || call(communicator, Verb::AllReduce, SpanMut::of(&mut target)))?;
+        let remote = median(network, rounds, || call(network, Verb::AllReduce, SpanMut::of(&mut target)))?;
         let arena = communicator.arena(bytes, &deadline())?;
         let mut part = arena.part_mut(index).ok_or("no part")?;
         part.copy_from(Span::of(&source))?;
-        let shared = median(&communicator, rounds, || call(&communicator, Verb::AllReduce, part.reborrow()))?;
+        let shared = median(communicator, rounds, || call(communicator, Verb::AllReduce, part.reborrow()))?;
         if index == 0 {
             println!(
-                "{name:>7}: memcpy {copy:.1} us, all_reduce {private:.1} us (ratio {:.2}), in an arena {shared:.1} us (ratio {:.2})",
+                "{name:>7}: memcpy {copy:.1} us, all_reduce {private:.1} us (ratio {:.2}), in an arena {shared:.1} us (ratio {:.2}), over the loopback network {remote:.1} us (ratio {:.2})",
                 private / copy,
-                shared / copy
+                shared / copy,
+                remote / copy
             );
         }
     }
     communicator.close();
+    network.close();
     Ok(())
 }
 

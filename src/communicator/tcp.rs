@@ -13,7 +13,7 @@ mod wire;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 pub use address::{Admits, Selection};
@@ -32,12 +32,14 @@ use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Awaited;
 use crate::sys::shared::Segment;
-use crate::sys::{Deadline, Span, SpanMut, network, process};
+use crate::sys::{CHECK_INTERVAL, Deadline, Span, SpanMut, network, process};
 use crate::topology::{Group, Process};
 use crate::vocabulary::Verb;
 
 /// Bytes of one piece: contributions are combined piece by piece.
 const PIECE_BYTES: usize = 256 << 10;
+/// Refusals of one call that peers are told of.
+const REFUSAL_LIMIT: u32 = 8;
 /// When a call that still waits says so.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -58,6 +60,8 @@ pub struct TcpCommunicator {
     sequence: AtomicU64,
     turn: Mutex<Turn>,
     is_closed: AtomicBool,
+    /// After which call the last refusals were, and how many of them were told.
+    refusals: Mutex<(u64, u32)>,
 }
 
 /// What only the member in a call touches.
@@ -144,6 +148,7 @@ impl TcpCommunicator {
             sequence: AtomicU64::new(0),
             turn: Mutex::new(Turn { heard, ..Turn::default() }),
             is_closed: AtomicBool::new(false),
+            refusals: Mutex::new((0, 0)),
         }))
     }
 
@@ -217,7 +222,9 @@ impl TcpCommunicator {
             if lagging.is_empty() {
                 break;
             }
-            self.look(watch, heard, &lagging)?;
+            if watch.looked.get().elapsed() >= CHECK_INTERVAL || watch.deadline.passed() {
+                self.look(watch, heard, &lagging)?;
+            }
             let lagging = lagging.into_iter().filter(|seat| heard[*seat].calls.is_empty());
             for seat in lagging {
                 let peer = self.peers[seat].as_ref();
@@ -357,7 +364,8 @@ impl Communicator for TcpCommunicator {
         let inline = self.contribution(&call, count)?;
         let reduces = matches!(call.verb, Verb::AllReduce | Verb::ReduceScatter | Verb::Reduce);
         if reduces && inline.is_empty() && count > 0 {
-            turn.scratch.prepare(self.seats.len() - 1, self.piece_bytes)?;
+            let prepared = turn.scratch.prepare(self.seats.len() - 1, self.piece_bytes);
+            prepared.inspect_err(|error| self.refuse(call.verb, error))?;
         }
         let watch = self.watch(call.verb, deadline);
         let descriptor = Descriptor {
@@ -397,8 +405,15 @@ impl Communicator for TcpCommunicator {
 
     fn refuse(&self, verb: Verb, reason: &Error) {
         if self.closed().is_none() {
+            let sequence = self.sequence.load(Ordering::SeqCst);
+            let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+            *refusals = if refusals.0 == sequence { (sequence, refusals.1 + 1) } else { (sequence, 1) };
+            // One that tries again and again must not fill the connection: its reader may be busy.
+            if refusals.1 > REFUSAL_LIMIT {
+                return;
+            }
             let text = format!("refused {}: {reason}", verb.word());
-            let frame = Frame::Refusal(self.sequence.load(Ordering::SeqCst), text);
+            let frame = Frame::Refusal(sequence, text);
             self.peers().for_each(|peer| peer.post(&frame));
         }
     }

@@ -311,7 +311,8 @@ impl Communicator for TieredCommunicator {
         let mut turn = self.world.begin(call.verb)?;
         let inline = self.world.contribution(&call, count)?;
         if call.verb == Verb::AllReduce && !is_small {
-            turn.scratch.prepare(self.hosts.len() - 1, self.world.piece_bytes())?;
+            let prepared = turn.scratch.prepare(self.hosts.len() - 1, self.world.piece_bytes());
+            prepared.inspect_err(|error| self.refuse(call.verb, error))?;
         }
         let watch = self.world.watch(call.verb, deadline);
         let descriptor = Descriptor {

@@ -11,7 +11,7 @@ use uform::{Deadline, Error, Mesh, Optimizer, Parameter, ReduceOp, Status, Train
 
 use super::communicator::{expect_lost, sum};
 use crate::conformance::members::{self, KEY, SILENCE, group, patience};
-use crate::harness::network::Hosts;
+use crate::harness::network::{Hosts, has_ipv6};
 use crate::harness::{self, Role, Setup, assert_all_succeeded, say, transcript};
 
 /// The roles of these tests.
@@ -147,6 +147,10 @@ fn two_hosts_with_several_members_form_and_reduce_right() {
 
 #[test]
 fn hosts_with_ipv6_alone_form() {
+    if !has_ipv6() {
+        println!("skipped: this kernel has no IPv6");
+        return;
+    }
     let Some(hosts) = Hosts::new(2) else { return };
     for position in 0..2 {
         hosts.configure(position, "-4 addr flush dev eth0");

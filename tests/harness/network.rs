@@ -31,6 +31,11 @@ fn ip(words: &str) -> Result<String, String> {
     Err(format!("`ip {words}`: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
+/// Whether this kernel has IPv6 at all.
+pub(crate) fn has_ipv6() -> bool {
+    PathBuf::from("/proc/sys/net/ipv6").exists()
+}
+
 /// Removes what tests left whose process has gone.
 fn reclaim() -> Result<(), String> {
     for line in ip("netns list")?.lines() {
@@ -45,7 +50,7 @@ fn reclaim() -> Result<(), String> {
 }
 
 impl Hosts {
-    /// `count` hosts that reach each other over IPv4 and IPv6; `None` where this machine cannot, which is said.
+    /// `count` hosts that reach each other over IPv4, and IPv6 where the kernel has it; `None` where this machine cannot, which is said.
     ///
     /// # Panics
     /// If `UFORM_REQUIRE` names `netns` and it cannot.
@@ -81,7 +86,9 @@ impl Hosts {
             ip(&format!("-n {hub} link set v{number} master br0 up"))?;
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} addr add 10.77.0.{number}/24 dev eth0"))?;
-            ip(&format!("-n {name} addr add fd77::{number}/64 dev eth0 nodad"))?;
+            if has_ipv6() {
+                ip(&format!("-n {name} addr add fd77::{number}/64 dev eth0 nodad"))?;
+            }
             ip(&format!("-n {name} link set eth0 up"))?;
         }
         Ok(hosts)

@@ -20,6 +20,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("network.turns", turns),
     ("network.form", form),
     ("network.trainer", trainer),
+    ("network.quiet", quiet),
     ("network.dies_outside", dies_outside),
     ("network.dies_inside", dies_inside),
     ("network.stops", stops),
@@ -549,4 +550,39 @@ fn one_that_never_answers_is_named_with_what_it_published() {
         missing[0].last_word.contains("it published") && missing[0].last_word.contains("(lo)"),
         "{error}"
     );
+}
+
+/// The states of this process's TCP sockets as the kernel numbers them; `0A` listens.
+fn tcp_states() -> Vec<String> {
+    let links = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten();
+    let sockets = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+    let sockets = sockets.map(|link| link.to_string_lossy().into_owned()).collect::<Vec<_>>();
+    let mut states = Vec::new();
+    for file in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
+        for line in std::fs::read_to_string(file).unwrap_or_default().lines().skip(1) {
+            let fields = line.split_whitespace().collect::<Vec<_>>();
+            if sockets.contains(&format!("socket:[{}]", fields[9])) {
+                states.push(fields[3].to_owned());
+            }
+        }
+    }
+    states
+}
+
+/// A mesh listens nowhere, and has connections only to other hosts: two to each member there.
+fn quiet(_index: usize, _count: usize, argument: &str) {
+    let mesh = bootstrap();
+    mesh.barrier().expect("all come");
+    let states = tcp_states();
+    assert!(states.iter().all(|state| state == "01"), "{states:?}");
+    assert_eq!(states.len().to_string(), argument);
+    mesh.barrier().expect("all come");
+}
+
+#[test]
+fn nothing_listens_on_one_host_or_after_bootstrap() {
+    assert_all_succeeded(&Setup::new(2, "network.quiet").argument("0").deadline(MINUTES).start().finish());
+    let Some(hosts) = Hosts::new(3) else { return };
+    let run = Setup::new(3, "network.quiet").argument("4").networks(&hosts.networks()).deadline(MINUTES);
+    assert_all_succeeded(&run.start().finish());
 }

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{Error, Result};
 use crate::sys::fork::Private;
@@ -318,6 +319,18 @@ fn moved(code: isize) -> Moved {
 
 /// One socket, and whether it is waited for to be readable and writable.
 pub type Awaited<'a> = (BorrowedFd<'a>, bool, bool);
+
+/// Raises this process's limit of open descriptors to `count`, as far as the system allows.
+///
+/// Where it does not, opening the one too many says so.
+pub fn make_room(count: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = count as u64;
+    if limit.current.is_some_and(|current| current < wanted) {
+        let raised = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum });
+    }
+}
 
 /// The addresses of this host's interfaces, for messages.
 #[must_use]

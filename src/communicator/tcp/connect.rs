@@ -23,6 +23,8 @@ pub(super) const GREETING_TIME: Duration = Duration::from_secs(5);
 const GUEST_LIMIT: usize = 64;
 /// Connections accepted between two looks at the others.
 const ACCEPT_LIMIT: usize = 64;
+/// Descriptors for everything but connections to members.
+const DESCRIPTOR_RESERVE: usize = 512;
 /// When a member that has not connected is asked whether it still listens.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 
@@ -138,6 +140,8 @@ impl Links {
             return Err(Error::invalid("index", outside, "roster", reason));
         }
         let own = run.roster.members[run.index].introduction.process.clone();
+        // Two connections to each, attempts at several addresses, and what the program itself has open.
+        network::make_room(4 * wanted.len() + DESCRIPTOR_RESERVE);
         let gathering = Gathering {
             listener,
             roster: run.roster,

@@ -277,6 +277,24 @@ fn ask(options: &MeshOptions, scene: &Scene<'_>) -> Result<Asked> {
     Ok(asked)
 }
 
+/// Every launcher that left something in the variables, and what it says, in the order in which they are asked.
+#[must_use]
+pub fn seen(variables: &Variables, own: &OwnFacts) -> Vec<Seen> {
+    let scene = Scene::new(variables, own);
+    let found = FAMILIES.iter().filter_map(|Family { name, read }| {
+        let (launcher, reason) = match read(&scene) {
+            Ok(Reply::Absent) => return None,
+            Ok(Reply::Aside(reason)) => (*name, reason),
+            Ok(Reply::Found(found)) => {
+                (found.name, format!("says index {} of {}", found.index.value, found.count.value))
+            }
+            Err(error) => (*name, error.to_string()),
+        };
+        Some(Seen { launcher: launcher.to_owned(), reason })
+    });
+    found.collect()
+}
+
 /// `UFORM_*` wins over a launcher that started `uform launch`, and over any beside a job's name of its own.
 ///
 /// Anything else would be a guess between two worlds.
@@ -306,11 +324,18 @@ fn check_rivals(
         }
         for (ours, theirs) in [(&ours.count, &rival.count), (&ours.index, &rival.index)] {
             if ours.value != theirs.value {
-                let reason = format!(
-                    "differs from what {} says: unset the variables that do not belong to this run, or name the run \
-                     by UFORM_JOB and set UFORM_INDEX and UFORM_COUNT by hand",
-                    rival.name
-                );
+                let rival = rival.name;
+                let reason = if by_hand {
+                    format!(
+                        "differs from what {rival} says: unset the variables that do not belong to this run, or name \
+                         the run by UFORM_JOB"
+                    )
+                } else {
+                    format!(
+                        "differs from what {rival} says, which started this process inside of uform launch: start the \
+                         processes by one of the two"
+                    )
+                };
                 return Err(contradicted(ours, theirs, reason));
             }
         }

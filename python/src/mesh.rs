@@ -41,7 +41,7 @@ impl Mesh {
     /// Joins the processes of the run that this process belongs to.
     ///
     /// executor: what runs the calls; None makes one from the topology. options: None reads the launch environment
-    /// (uform launch, torchrun); without a launcher it is a mesh of one process.
+    /// (uform launch, torchrun, mpirun, srun and others); without a launcher it is a mesh of one process.
     ///
     /// Raises InvalidError for contradicting options and variables, TimedOutError naming who has not come,
     /// DisagreedError, LostError, IoError for the shared directory.

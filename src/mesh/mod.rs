@@ -21,7 +21,7 @@ use crate::communicator::Communicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
 use crate::device;
 use crate::environment::interface::Network;
-use crate::environment::{self, Launch, MeshOptions};
+use crate::environment::{self, Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::rendezvous::directory::Meeting;
@@ -265,12 +265,13 @@ fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
         None => environment::read(&MeshOptions::default()),
     }?;
     for seen in &launch.others {
-        tracing::info!(
-            index = launch.index.value,
-            "{} was seen and not taken: {}",
-            seen.launcher,
-            seen.reason
-        );
+        let (index, Seen { launcher, reason }) = (launch.index.value, seen);
+        // One process where a launcher left something is what somebody may not have meant.
+        if launch.launcher == "none" {
+            tracing::warn!(index, "{launcher} was seen and not taken: {reason}");
+        } else {
+            tracing::info!(index, "{launcher} was seen and not taken: {reason}");
+        }
     }
     for note in &launch.notes {
         tracing::info!(index = launch.index.value, "{note}");

@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use uform::environment::Launch;
+use uform::environment::{Launch, Seen};
 
 /// Everything that is judged.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// This process's place, or why it has none.
     pub(super) launch: Result<Launch, String>,
+    /// Every launcher that left something in the variables.
+    pub(super) seen: Vec<Seen>,
     /// The host's name.
     pub(super) host_name: String,
     /// The directory that a run would meet in; `None` if it needs none, or if none is known.

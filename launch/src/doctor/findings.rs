@@ -68,7 +68,10 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = match &facts.launch {
         Ok(launch) => launcher(launch, &facts.host_name),
         Err(error) => {
-            vec![Finding::fail("launcher", error, "docs/environment.md lists what each launcher sets")]
+            let remedy = "docs/environment.md lists what each launcher sets";
+            let also = facts.seen.iter().map(|seen| format!("{}: {}", seen.launcher, seen.reason));
+            let failed = std::iter::once(Finding::fail("launcher", error, remedy));
+            failed.chain(also.map(|text| Finding::ok("also seen", text))).collect()
         }
     };
     found.extend(directory(facts.directory.as_ref(), launch));

@@ -41,6 +41,7 @@ impl Facts {
         let available = device::capabilities_available().unwrap_or_default();
         Self {
             launch,
+            seen: environment::seen(&variables, &own),
             host_name: own.host_name,
             directory: chosen.map(|(path, origin)| directory::look(&path, origin)),
             memory: memory(),

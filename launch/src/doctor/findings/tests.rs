@@ -33,6 +33,7 @@ const UNKNOWN_HOSTS: &str = "PMI_RANK=0 PMI_SIZE=4 UFORM_DIRECTORY=/shared ";
 fn healthy() -> Facts {
     Facts {
         launch: launch(TWO_HOSTS),
+        seen: Vec::new(),
         host_name: "n1".into(),
         directory: Some(Directory {
             path: "/shared".into(),
@@ -122,6 +123,20 @@ fn launchers() {
     one(change, "fail launcher: directory = None", "docs/environment.md");
     let change = |facts: &mut Facts| facts.launch = launch(&format!("{TWO_HOSTS}SLURM_GPUS_PER_TASK=1"));
     one(change, "warn launcher: SLURM_GPUS_PER_TASK lets each task see", "--gpu-bind=none");
+    let broken = "PMI_RANK=0 SLURM_JOB_ID=1";
+    let variables = broken.split(' ').filter_map(|word| word.split_once('=')).collect::<Variables>();
+    let change = |facts: &mut Facts| {
+        (facts.launch, facts.directory) = (launch(broken), None);
+        facts.seen = environment::seen(&variables, &OwnFacts::read());
+    };
+    let mut facts = healthy();
+    change(&mut facts);
+    let seen = judge(&facts).into_iter().filter(|finding| finding.area == "also seen");
+    let seen = seen.map(|finding| finding.text).collect::<Vec<_>>();
+    assert!(
+        seen.len() == 2 && seen[0].starts_with("srun: inside") && seen[1].starts_with("PMI: PMI_SIZE"),
+        "{seen:?}"
+    );
     let stale = Facts { launch: launch(&format!("{TWO_HOSTS}RANK=0")), ..healthy() };
     let text = judge(&stale).into_iter().find(|finding| finding.area == "also seen").expect("told").text;
     assert!(text.starts_with("torchrun, not taken: WORLD_SIZE"), "{text}");

@@ -23,7 +23,7 @@ pub use host::HostOptions;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::{CHECK_INTERVAL, Deadline, process};
+use crate::sys::{CHECK_INTERVAL, Deadline, numa, process};
 use crate::topology::{Placement, Request, Seeker};
 use crate::vocabulary::{CpuClass, Mood};
 
@@ -159,6 +159,11 @@ impl Executor {
     #[must_use]
     pub fn kernels(&self) -> Table {
         self.0.kernels
+    }
+
+    /// Runs work on the calling thread, whose new memory comes from this executor's memory domains where the system can.
+    pub fn near_memory<R>(&self, work: impl FnOnce() -> R) -> R {
+        numa::near(&self.0.placement.memory_domains, work)
     }
 
     /// How many calls may wait behind the one that holds it.

@@ -268,7 +268,8 @@ impl Mesh {
 
     /// The making of an arena whose turn has come.
     pub(super) fn arena_here(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
-        self.communicator().arena(byte_count, deadline).map(Arena::new)
+        let make = || self.communicator().arena(byte_count, deadline);
+        self.executor().near_memory(make).map(Arena::new)
     }
 
     /// One gathering of a call that holds the executor already.

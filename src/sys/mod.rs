@@ -20,6 +20,7 @@ pub mod host;
 pub mod kernel;
 pub mod kfd;
 pub mod network;
+pub mod numa;
 pub mod nvml;
 pub mod pci;
 pub mod peer;

@@ -117,8 +117,8 @@ impl Placement {
     /// Divides the machine and gives the asking process its part; a mask is never widened.
     ///
     /// # Errors
-    /// `Invalid` for too many threads, for memory domains that do not exist or have none of this process's cores,
-    /// listing those that exist, and for a GPU that two processes see without seeing all the same, naming both.
+    /// `Invalid` for too many threads, for a memory domain that does not exist, has none of this process's cores, or has no
+    /// memory, listing those that do, and for a GPU that two processes see without seeing all the same, naming both.
     pub fn derive(request: &Request) -> Result<Self> {
         let Some(position) = request.seekers.iter().position(|seeker| seeker.index == request.index) else {
             return Err(Error::invalid(
@@ -137,10 +137,10 @@ impl Placement {
         let near = request.seekers.iter().zip(&devices).map(|(seeker, own)| order.near(seeker, own));
         let near = near.collect::<Vec<_>>();
         let share = divide_cores(&request.seekers, &near, &order).swap_remove(position);
-        let asked = asked_domains(request)?;
+        let asked = asked_domains(request, position)?;
         let mut cores = match &asked {
             None => share,
-            Some(asked) => restrict(request, position, share, asked)?,
+            Some(asked) => restrict(request, position, share, asked),
         };
         let budget = budget(request, position, cores.len());
         let threads = if request.threads == 0 { budget } else { request.threads };
@@ -283,18 +283,40 @@ fn divide_cores(seekers: &[Seeker], near: &[usize], order: &Order<'_>) -> Vec<Ve
 }
 
 /// The memory domains asked for, checked and ascending.
-fn asked_domains(request: &Request) -> Result<Option<Vec<u32>>> {
+fn asked_domains(request: &Request, position: usize) -> Result<Option<Vec<u32>>> {
     let Some(asked) = &request.memory_domains else { return Ok(None) };
-    let existing =
-        request.machine.iter().map(|domain| domain.ordinal.to_string()).collect::<Vec<_>>().join(", ");
-    if asked.is_empty() {
-        let reason = format!("names none; this machine has {existing}");
-        return Err(Error::invalid("memory_domains", "[]", "argument", reason));
-    }
-    if let Some(odd) =
-        asked.iter().find(|asked| request.machine.iter().all(|domain| domain.ordinal != **asked))
-    {
-        let reason = format!("there is no memory domain {odd}; this machine has {existing}");
+    let mask = &request.seekers[position].cores;
+    let has_cores = |domain: &MemoryDomain| {
+        // Where the mask is not known, every core may be one of it.
+        domain.cores.iter().any(|core| mask.is_empty() || mask.contains(core))
+    };
+    let list = |is_listed: &dyn Fn(&MemoryDomain) -> bool| {
+        let listed = request.machine.iter().filter(|domain| is_listed(domain));
+        let listed = listed.map(|domain| domain.ordinal.to_string()).collect::<Vec<_>>();
+        if listed.is_empty() { "none".to_owned() } else { listed.join(", ") }
+    };
+    let fault = |ordinal: u32| {
+        let Some(domain) = request.machine.iter().find(|domain| domain.ordinal == ordinal) else {
+            return Some(format!(
+                "there is no memory domain {ordinal}; this machine has {}",
+                list(&|_| true)
+            ));
+        };
+        if !has_cores(domain) {
+            let having = list(&has_cores);
+            return Some(format!(
+                "memory domain {ordinal} has none of the cores that this process may run on; those that have some: {having}"
+            ));
+        }
+        let having = list(&|domain| domain.memory_bytes > 0);
+        (domain.memory_bytes == 0)
+            .then(|| format!("memory domain {ordinal} has no memory; those that have some: {having}"))
+    };
+    let reason = match asked.as_slice() {
+        [] => Some(format!("names none; this machine has {}", list(&|_| true))),
+        asked => asked.iter().find_map(|ordinal| fault(*ordinal)),
+    };
+    if let Some(reason) = reason {
         return Err(Error::invalid("memory_domains", format!("{asked:?}"), "argument", reason));
     }
     let mut asked = asked.clone();
@@ -303,25 +325,18 @@ fn asked_domains(request: &Request) -> Result<Option<Vec<u32>>> {
     Ok(Some(asked))
 }
 
-/// The cores of the share in these domains, else those of the mask. Domains without cores leave the share as it is.
-fn restrict(request: &Request, position: usize, share: Vec<u32>, asked: &[u32]) -> Result<Vec<u32>> {
+/// The cores of the share in these domains; those of the mask where the share has none there.
+fn restrict(request: &Request, position: usize, share: Vec<u32>, asked: &[u32]) -> Vec<u32> {
     let inside = request.machine.iter().filter(|domain| asked.contains(&domain.ordinal));
     let inside = inside.flat_map(|domain| domain.cores.iter().copied()).collect::<Vec<_>>();
-    let mask = &request.seekers[position].cores;
-    if inside.is_empty() || mask.is_empty() {
-        return Ok(share);
-    }
-    for cores in [&share, mask] {
+    for cores in [&share, &request.seekers[position].cores] {
         let kept = cores.iter().copied().filter(|core| inside.contains(core)).collect::<Vec<_>>();
         if !kept.is_empty() {
-            return Ok(kept);
+            return kept;
         }
     }
-    let reason = format!(
-        "has none of the cores {mask:?} that this process may run on; those are in memory domains {:?}",
-        domains_of(&request.machine, mask)
-    );
-    Err(Error::invalid("memory_domains", format!("{asked:?}"), "argument", reason))
+    // The mask is not known.
+    share
 }
 
 /// The domains that have these cores; all with memory if none does.

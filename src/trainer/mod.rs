@@ -262,7 +262,8 @@ impl Trainer {
         let group = Arc::clone(mesh.communicator());
         let held = mesh.admit("trainer.open", deadline);
         let held = held.inspect_err(|error| group.refuse(Verb::AllGather, error))?;
-        let mut trainer = Self::on_group(group, parameters, optimizer, clip_norm, deadline)?;
+        let open = || Self::on_group(group, parameters, optimizer, clip_norm, deadline);
+        let mut trainer = mesh.executor().near_memory(open)?;
         trainer.mesh = Some(mesh.clone());
         drop(held);
         Ok(trainer)

@@ -475,6 +475,28 @@ fn processes_sit_near_their_gpus_and_keep_threads_of_a_core_together() {
 }
 
 #[test]
+fn memory_without_cores_is_refused_with_those_that_have_some() {
+    let folder = super::source::root().join("tests/fixtures/machines/cxl_memory");
+    let machine = uform::device::recorded(&folder).expect("a recorded machine").survey;
+    let asked = |ordinals: &[u32]| {
+        let mut request = Request::alone(seeker("64-127", None), &machine);
+        request.memory_domains = Some(ordinals.to_vec());
+        Placement::derive(&request)
+    };
+    let placement = asked(&[1]).expect("its cores and memory");
+    assert_eq!((placement.cores, placement.memory_domains), (numbers("64-127"), vec![1]));
+    for (ordinals, fault) in [
+        (&[1, 2][..], "memory domain 2 has none of the cores that this process may run on"),
+        (&[0], "memory domain 0 has none of the cores that this process may run on"),
+        (&[3], "there is no memory domain 3; this machine has 0, 1, 2"),
+    ] {
+        let text = asked(ordinals).expect_err("refused").to_string();
+        assert!(text.contains(fault), "{text}");
+        assert!(text.ends_with(": 1") || ordinals == [3], "{text}");
+    }
+}
+
+#[test]
 fn wrong_requests_say_what_there_is() {
     let refused = |change: fn(&mut Request)| {
         let mut request = Request::alone(seeker("0-3", None), &two_domains());
@@ -485,8 +507,21 @@ fn wrong_requests_say_what_there_is() {
     assert!(text.starts_with("memory_domains = [1]") && text.ends_with("this machine has 0, 3"), "{text}");
     let text = refused(|request| request.memory_domains = Some(Vec::new()));
     assert!(text.starts_with("memory_domains = []") && text.ends_with("this machine has 0, 3"), "{text}");
-    let text = refused(|request| request.memory_domains = Some(vec![3]));
-    assert!(text.contains("none of the cores [0, 1, 2, 3]"), "{text}");
+    let text = refused(|request| request.memory_domains = Some(vec![0, 3]));
+    assert!(text.starts_with("memory_domains = [0, 3]"), "{text}");
+    let ending =
+        "memory domain 3 has none of the cores that this process may run on; those that have some: 0";
+    assert!(text.ends_with(ending), "{text}");
+    let text = refused(|request| {
+        request.machine[0].memory_bytes = 0;
+        request.memory_domains = Some(vec![0]);
+    });
+    assert!(text.ends_with("memory domain 0 has no memory; those that have some: 3"), "{text}");
+    let text = refused(|request| {
+        request.machine[1].cores = Vec::new();
+        request.memory_domains = Some(vec![3]);
+    });
+    assert!(text.ends_with(ending), "{text}");
     let text = refused(|request| request.threads = 5000);
     assert!(text.starts_with("threads = 5000") && text.contains("4096"), "{text}");
 }

@@ -146,7 +146,7 @@ impl Executor {
         traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let _ = (kind, value, traceback);
-        blocking(py, |interrupt| self.inner.close(&deadline(interrupt)))
+        blocking(py, |interrupt| self.inner.finish(&deadline(interrupt)))
     }
 }
 

@@ -347,3 +347,65 @@ fn incomplete_variables_are_ignored_beside_explicit_numbers() {
     let found = find(&MeshOptions::default(), "SLURM_JOB_ID=1").expect("one process");
     assert!(found.others.iter().any(|seen| seen.reason.contains("srun")), "{:?}", found.others);
 }
+
+/// Variables of all families, in any mixture and with any value.
+const NAMES: [&str; 40] = [
+    "UFORM_INDEX",
+    "UFORM_COUNT",
+    "UFORM_LOCAL_INDEX",
+    "UFORM_LOCAL_COUNT",
+    "UFORM_LAUNCHER_PID",
+    "UFORM_JOB",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PALS_RANKID",
+    "PALS_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE",
+    "FLUX_TASK_RANK",
+    "FLUX_JOB_SIZE",
+    "FLUX_JOB_NNODES",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+    "SLURM_GTIDS",
+    "SLURM_NODEID",
+    "PMIX_RANK",
+    "JOB_COMPLETION_INDEX",
+];
+
+proptest::proptest! {
+    #[test]
+    fn any_mixture_of_variables_gives_a_place_or_a_reason(
+        picked in proptest::collection::vec((0..NAMES.len(), "[0-3]|[0-9]{1,3}|[a-z0-9(),\\[\\]-]{0,6}"), 0..14),
+    ) {
+        let variables = picked.iter().map(|(name, value)| (NAMES[*name], value.as_str()));
+        let variables = variables.chain([("UFORM_DIRECTORY", "/d")]).collect::<Variables>();
+        if let Ok(found) = resolve(&MeshOptions::default(), &variables, &facts()) {
+            let (index, count) = (found.index.value, found.count.value);
+            proptest::prop_assert!(index < count && count <= COUNT_LIMIT);
+            if let (Some(index), Some(local)) = (&found.local_index, &found.local_count) {
+                proptest::prop_assert!(index.value < local.value && local.value <= count);
+            }
+            proptest::prop_assert!(found.launcher != "none" || count == 1);
+        }
+    }
+}

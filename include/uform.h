@@ -220,6 +220,17 @@ typedef struct uform_arena_t uform_arena_t;
 typedef struct uform_payloads_t uform_payloads_t;
 /** Parameters, gradients and the state of an optimizer. */
 typedef struct uform_trainer_t uform_trainer_t;
+/**
+ *  A call that goes on after it was submitted, on the threads of its executor.
+ *
+ *  The verbs of a mesh on arrays, `uform_mesh_exchange`, `uform_mesh_arena`, and the step, save and load of a trainer are
+ *  deferred by the field `deferred` of their options: they return as soon as they have checked their arguments. Calls run in
+ *  the order in which they were submitted, and deadlines count from submission.
+ *
+ *  Arrays must stay where they are until the call has ended. What it gives otherwise goes, when `uform_deferred_wait` has
+ *  success, to the pointers that were given with the call; without that wait they are not used.
+ */
+typedef struct uform_deferred_t uform_deferred_t;
 
 /**
  *  Asked at least every 50 ms while a call waits; another answer than 0 ends the call with
@@ -228,6 +239,17 @@ typedef struct uform_trainer_t uform_trainer_t;
  *  A signal handler that sets a flag, and an answer that reads it, end a wait on Ctrl-C.
  */
 typedef int (*uform_interrupt_t)(void *user);
+
+/**
+ *  Told how far a call has come: how many of how many bytes, at most once in 50 ms, and at its success a last time.
+ *
+ *  It runs on a thread of the executor, until the call ends, and delays the call. A call that it makes on the same
+ *  executor is `uform_status_contended_k`.
+ */
+typedef void (*uform_progress_t)(uint64_t done, uint64_t total, void *user);
+
+/** Called once when a deferred call has ended. */
+typedef void (*uform_ended_t)(void *user);
 
 /** How one call is made. */
 typedef struct uform_call_options_t {
@@ -239,10 +261,16 @@ typedef struct uform_call_options_t {
     uform_interrupt_t interrupt;
     /** Given to `interrupt`. */
     void *interrupt_user;
+    /** Told how far a verb on arrays has come; NULL for none. */
+    uform_progress_t progress;
+    /** Given to `progress`. */
+    void *progress_user;
+    /** Where the handle of a deferred call goes; NULL waits for the call. See `uform_deferred_t`. */
+    uform_deferred_t **deferred;
 } uform_call_options_t;
 
 /** All defaults of `uform_call_options_t`. */
-#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL}
+#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL, NULL, NULL, NULL}
 
 /** What is asked of an executor of host threads. */
 typedef struct uform_host_options_t {
@@ -685,6 +713,35 @@ uform_status_t uform_mesh_close(uform_mesh_t const *mesh);
 /** Leaves the run, as `uform_mesh_close` does it, and releases the handle, which is gone whatever the status. */
 uform_status_t uform_mesh_free(uform_mesh_t *mesh);
 
+/* --- Deferred calls ------------------------------------------------------------------------------------------- */
+
+/** Tells whether the call has ended: 1 or 0. */
+uform_status_t uform_deferred_done(uform_deferred_t const *deferred, int *done);
+
+/**
+ *  Waits for the end of the call and returns what it ended with; its results are given once.
+ *
+ *  If the deadline or the interrupt of `options` ends the wait, the call goes on and can be waited for again.
+ */
+uform_status_t uform_deferred_wait(uform_deferred_t const *deferred, uform_call_options_t const *options);
+
+/**
+ *  Gives a file descriptor that is readable once the call has ended, for poll and event loops.
+ *
+ *  It belongs to the handle, which closes it when it is freed: do not close it, and do not read from it.
+ */
+uform_status_t uform_deferred_descriptor(uform_deferred_t const *deferred, int *descriptor);
+
+/**
+ *  Has `callback` called once when the call has ended: on a thread of the executor, or here and now if it has ended.
+ *
+ *  It delays the next call of the executor: it wakes somebody and returns.
+ */
+uform_status_t uform_deferred_on_done(uform_deferred_t const *deferred, uform_ended_t callback, void *user);
+
+/** Releases the handle. A call that has not ended goes on; keep its arrays until `uform_executor_drain` returns. */
+uform_status_t uform_deferred_free(uform_deferred_t *deferred);
+
 /* --- Arenas and payloads -------------------------------------------------------------------------------------- */
 
 /** Tells the bytes of this process's own part. */
@@ -781,6 +838,10 @@ uform_status_t uform_trainer_save(uform_trainer_t const *trainer, char const *di
  */
 uform_status_t uform_trainer_load(uform_trainer_t const *trainer, char const *directory,
                                   uform_call_options_t const *options, uint64_t *step);
+
+/** Gives the same trainer with its calls on another executor; its handle is freed too. */
+uform_status_t uform_trainer_on(uform_trainer_t const *trainer, uform_executor_t const *executor,
+                                uform_trainer_t **other);
 
 /** Tells how many updates the parameters have seen. */
 uform_status_t uform_trainer_updates(uform_trainer_t const *trainer, uint64_t *updates);

@@ -4,6 +4,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <uform.h>
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -321,6 +322,103 @@ static void use_later_verbs(uform_mesh_t const *mesh) {
     for (verb = 0; verb < 6; verb++) EXPECT(statuses[verb] == uform_status_unsupported_k);
 }
 
+static void note(uint64_t done, uint64_t total, void *user) {
+    uint64_t *told = (uint64_t *)user;
+    told[0] = done;
+    told[1] = total;
+}
+
+/* Written on another thread, and read after a wait. */
+static void count_end(void *user) {
+    *(int volatile *)user += 1;
+}
+
+static void use_deferred_calls(uform_mesh_t const *mesh, uform_executor_t const *executor) {
+    uform_call_options_t submit = UFORM_CALL_OPTIONS_INIT, wait = UFORM_CALL_OPTIONS_INIT;
+    uform_deferred_t *sum = NULL, *exchange = NULL, *other = NULL;
+    uform_payloads_t *payloads = NULL;
+    uform_arena_t *arena = NULL;
+    uint64_t told[2] = {0, 0};
+    struct pollfd event;
+    double *array = (double *)malloc(LENGTH * sizeof *array);
+    size_t position, count = 0;
+    int stop = 1, done = 0, ends = 0;
+    if (array == NULL) exit(3);
+    for (position = 0; position < LENGTH; position++) array[position] = (double)(own_index + position);
+    submit.deferred = &sum;
+    submit.progress = note;
+    submit.progress_user = told;
+    wait.timeout_seconds = 120.0;
+    SUCCEED(uform_mesh_all_reduce(mesh, array, array, LENGTH, uform_dtype_f64_k, uform_reduce_op_sum_k, &submit));
+    submit.progress = NULL;
+    submit.deferred = &exchange;
+    SUCCEED(uform_mesh_exchange(mesh, "four", 4, &submit, &payloads));
+    EXPECT(payloads == NULL);
+    SUCCEED(uform_deferred_on_done(sum, count_end, &ends));
+    SUCCEED(uform_deferred_descriptor(sum, &event.fd));
+    SUCCEED(uform_deferred_descriptor(sum, &done));
+    EXPECT(event.fd == done && event.fd >= 0);
+    event.events = POLLIN;
+    EXPECT(poll(&event, 1, 120000) == 1 && (event.revents & POLLIN) != 0);
+    SUCCEED(uform_deferred_done(sum, &done));
+    EXPECT(done == 1);
+    SUCCEED(uform_deferred_wait(sum, &wait));
+    EXPECT(array[3] == (double)(own_count * (own_count - 1) / 2 + own_count * 3));
+    EXPECT(told[0] == LENGTH * sizeof *array && told[1] == told[0]);
+    REFUSE(closed, "before", uform_deferred_wait(sum, &wait));
+    SUCCEED(uform_deferred_wait(exchange, NULL));
+    SUCCEED(uform_payloads_count(payloads, &count));
+    EXPECT(count == own_count);
+    SUCCEED(uform_payloads_free(payloads));
+    submit.deferred = &other;
+    SUCCEED(uform_mesh_arena(mesh, 64, &submit, &arena));
+    SUCCEED(uform_deferred_wait(other, NULL));
+    EXPECT(arena != NULL);
+    SUCCEED(uform_arena_free(arena));
+    SUCCEED(uform_deferred_free(other));
+    SUCCEED(uform_deferred_free(exchange));
+    SUCCEED(uform_deferred_free(sum));
+    REFUSE(closed, "freed", uform_deferred_done(sum, &done));
+    SUCCEED(uform_deferred_free(NULL));
+
+    /* An error comes when the call is waited for, and to one that nobody waits for nothing happens. */
+    SUCCEED(uform_mesh_broadcast(mesh, array, 1, uform_dtype_f64_k, own_count, &submit));
+    REFUSE(invalid, "root", uform_deferred_wait(other, NULL));
+    SUCCEED(uform_deferred_free(other));
+    SUCCEED(uform_mesh_barrier(mesh, &submit));
+    SUCCEED(uform_deferred_free(other));
+    SUCCEED(uform_executor_drain(executor, uform_mood_parked_k, NULL));
+    EXPECT(ends == 1);
+
+    /* A wait can be ended, and the call goes on. */
+    if (own_index == 0) {
+        SUCCEED(uform_mesh_barrier(mesh, &submit));
+        wait.interrupt = answer;
+        wait.interrupt_user = &stop;
+        if (own_count > 1) REFUSE(interrupted, "waiting for barrier", uform_deferred_wait(other, &wait));
+        SUCCEED(uform_mesh_exchange(mesh, NULL, 0, NULL, &payloads));
+        SUCCEED(uform_deferred_wait(other, NULL));
+        SUCCEED(uform_deferred_free(other));
+    } else {
+        sleep(1);
+        SUCCEED(uform_mesh_barrier(mesh, NULL));
+        SUCCEED(uform_mesh_exchange(mesh, NULL, 0, NULL, &payloads));
+    }
+    SUCCEED(uform_payloads_free(payloads));
+
+    submit.interrupt = answer;
+    submit.interrupt_user = &stop;
+    REFUSE(invalid, "interrupt", uform_mesh_barrier(mesh, &submit));
+    submit.interrupt = NULL;
+    REFUSE(unsupported, "deferred of", uform_executor_drain(executor, uform_mood_parked_k, &submit));
+    submit.deferred = NULL;
+    submit.progress = note;
+    REFUSE(unsupported, "progress of", uform_mesh_arena(mesh, 64, &submit, &arena));
+    SUCCEED(uform_mesh_all_reduce(mesh, array, array, LENGTH, uform_dtype_f64_k, uform_reduce_op_min_k, &submit));
+    EXPECT(told[0] == LENGTH * sizeof *array);
+    free(array);
+}
+
 /* The square of the distance to a target, from a sum over processes that see different parts of it. */
 static void use_trainers(uform_mesh_t const *mesh, char const *directory) {
     uform_parameter_t parameters[2] = {UFORM_PARAMETER_INIT, UFORM_PARAMETER_INIT};
@@ -328,7 +426,10 @@ static void use_trainers(uform_mesh_t const *mesh, char const *directory) {
     uform_sgd_t sgd = UFORM_SGD_INIT;
     uform_trainer_options_t trainer_options = UFORM_TRAINER_OPTIONS_INIT;
     uform_step_report_t report = UFORM_STEP_REPORT_INIT;
-    uform_trainer_t *trainer = NULL, *other = NULL;
+    uform_trainer_t *trainer = NULL, *other = NULL, *elsewhere = NULL;
+    uform_executor_t *lent = NULL;
+    uform_call_options_t submit = UFORM_CALL_OPTIONS_INIT;
+    uform_deferred_t *deferred = NULL;
     size_t const shape[2] = {3, 5};
     size_t byte_count = 0, count = 0, length = 0, position;
     uint64_t step = 0, updates = 99;
@@ -393,6 +494,16 @@ static void use_trainers(uform_mesh_t const *mesh, char const *directory) {
     SUCCEED(uform_trainer_open(mesh, parameters, 2, &trainer_options, NULL, &other));
     SUCCEED(uform_trainer_step(other, 1.0, NULL, NULL));
     SUCCEED(uform_mesh_barrier(mesh, NULL));
+    SUCCEED(uform_mesh_executor(mesh, &lent));
+    SUCCEED(uform_trainer_on(other, lent, &elsewhere));
+    submit.deferred = &deferred;
+    report.struct_size = sizeof report;
+    SUCCEED(uform_trainer_step(elsewhere, 3.0, &submit, &report));
+    SUCCEED(uform_deferred_wait(deferred, NULL));
+    EXPECT(report.step == 2 && report.weight == 3.0 * (double)own_count && report.has_gradient_norm == 1);
+    SUCCEED(uform_deferred_free(deferred));
+    SUCCEED(uform_trainer_free(elsewhere));
+    SUCCEED(uform_executor_free(lent));
     SUCCEED(uform_trainer_free(other));
     REFUSE(closed, "freed", uform_trainer_step(other, 1.0, NULL, NULL));
     SUCCEED(uform_trainer_free(trainer));
@@ -486,6 +597,7 @@ int main(int argc, char **argv) {
     use_payloads(mesh);
     use_arenas(mesh);
     use_later_verbs(mesh);
+    use_deferred_calls(mesh, executor);
     use_trainers(mesh, argv[3]);
     use_wrong_arguments(mesh, executor);
     use_fork(mesh, executor);

@@ -17,6 +17,11 @@ pub(crate) fn null(argument: &str) -> Error {
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(*mut T);
 
+// SAFETY: the maker of a place vouched for it until its last use, on whatever thread, and only plain values go there.
+unsafe impl<T> Send for Out<T> {}
+// SAFETY: as above; whoever fills it is the only one to touch it.
+unsafe impl<T> Sync for Out<T> {}
+
 impl<T> Out<T> {
     /// Checks a place that must be there.
     ///

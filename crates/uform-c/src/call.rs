@@ -1,33 +1,98 @@
-//! How one call is made: its deadline, and the caller's interrupt check.
+//! How one call is made: its deadline, who may end it, who is told how far it is, and whether it is waited for.
 
 use std::ffi::c_void;
 
 use uform::error::{Error, Result};
 use uform::sys::Deadline;
 
-use crate::structure::{CallOptions, Interrupt};
+use crate::argument::Out;
+use crate::handle::Deferred;
+use crate::structure::{CallOptions, Interrupt, Progress};
 use crate::versioned;
 
 /// The options of a call and the deadline that began when they were read.
 pub(crate) struct Calling {
     deadline: Deadline<'static>,
     interrupt: Interrupt,
-    user: *mut c_void,
+    interrupt_user: *mut c_void,
+    progress: Progress,
+    progress_user: *mut c_void,
+    deferred: Option<Out<*mut Deferred>>,
 }
+
+/// A report of how far a call has come, as the core calls it.
+pub(crate) type Report = Box<dyn Fn(u64, u64) + Send + Sync>;
 
 impl Calling {
     /// Reads the options of a call; a null pointer gives the defaults.
     ///
     /// # Errors
-    /// `Invalid` for a struct of no version and a wrong `timeout_seconds`.
+    /// `Invalid` for a struct of no version, a wrong `timeout_seconds`, and an interrupt of a call that nobody waits in.
     ///
     /// # Safety
-    /// `options` is null or valid for reads of its `struct_size`; what it points to is valid until the call returns.
+    /// `options` is null or valid for reads of its `struct_size`; what it points to is valid until the call returns, or
+    /// ends if it is deferred.
     pub(crate) unsafe fn read(options: *const CallOptions) -> Result<Self> {
         // SAFETY: the caller of this function keeps the same promise.
         let options = unsafe { versioned::read_or_default(options, "options") }?;
+        let deferred = if options.deferred.is_null() {
+            None
+        } else {
+            // SAFETY: not null, so the caller vouches for a place.
+            Some(unsafe { Out::handle(options.deferred, "deferred") }?)
+        };
         let deadline = uform::Mesh::verb_deadline(options.timeout_seconds)?;
-        Ok(Self { deadline, interrupt: options.interrupt, user: options.interrupt_user })
+        if deferred.is_some() && options.interrupt.is_some() {
+            let reason = "ends a wait, and a deferred call waits for nobody; give it to uform_deferred_wait";
+            return Err(Error::invalid("interrupt", "a function", "options", reason));
+        }
+        Ok(Self {
+            deadline,
+            interrupt: options.interrupt,
+            interrupt_user: options.interrupt_user,
+            progress: options.progress,
+            progress_user: options.progress_user,
+            deferred,
+        })
+    }
+
+    /// The same; refuses to defer it and to report its progress.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub(crate) fn blocking(self, call: &str) -> Result<Self> {
+        if self.deferred.is_some() {
+            return Err(absent("deferred", call));
+        }
+        self.silent(call)
+    }
+
+    /// The same; refuses to report its progress.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub(crate) fn silent(self, call: &str) -> Result<Self> {
+        if self.progress.is_some() { Err(absent("progress", call)) } else { Ok(self) }
+    }
+
+    /// Where the handle of a deferred call goes; `None` for one that is waited for.
+    pub(crate) fn deferred(&self) -> Option<Out<*mut Deferred>> {
+        self.deferred
+    }
+
+    /// The deadline of a deferred call.
+    pub(crate) fn deadline(&self) -> Deadline<'static> {
+        self.deadline
+    }
+
+    /// Who is told how far the call has come.
+    pub(crate) fn report(&self) -> Option<Report> {
+        let progress = self.progress?;
+        let user = Shared(self.progress_user);
+        Some(Box::new(move |done, total| {
+            // SAFETY: the header asks for a function that may be called with this pointer until the call ends.
+            unsafe { progress(done, total, user.pointer()) }
+        }))
     }
 
     /// Runs a call within its deadline.
@@ -35,18 +100,20 @@ impl Calling {
     /// # Errors
     /// Those of the call.
     pub(crate) fn run<T>(&self, call: impl FnOnce(&Deadline<'_>) -> Result<T>) -> Result<T> {
-        with_interrupt(self.interrupt, self.user, |check| match check {
+        with_interrupt(self.interrupt, self.interrupt_user, |check| match check {
             Some(check) => call(&self.deadline.interruptible(check)),
             None => call(&self.deadline),
         })
     }
 }
 
-/// Something of the caller's that it lets any thread of this library use until the call returns.
-struct Shared(*mut c_void);
+/// Something of the caller's that it lets any thread of this library use until the call ends.
+pub(crate) struct Shared(*mut c_void);
 
-// SAFETY: the header asks for a check and a user pointer that any thread may use until the call returns.
+// SAFETY: the header asks for functions and user pointers that any thread may use until the call ends.
 unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
 
 impl Shared {
     fn pointer(&self) -> *mut c_void {
@@ -71,6 +138,6 @@ pub(crate) fn with_interrupt<T>(
 }
 
 /// The error of a part of a call that this version does not have.
-pub(crate) fn absent(what: &str, verb: &str) -> Error {
-    Error::unsupported(format!("{what} of {verb}"), "not in this version; pass NULL")
+pub(crate) fn absent(what: &str, call: &str) -> Error {
+    Error::unsupported(format!("{what} of {call}"), "not in this version; pass NULL")
 }

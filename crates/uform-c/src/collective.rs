@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use uform::Progress;
 use uform::communicator::Call;
 use uform::error::{Error, Result};
 use uform::sys::{Deadline, Span, SpanMut};
@@ -10,7 +11,8 @@ use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
 use crate::arena;
 use crate::argument::{self, Out};
-use crate::call::{Calling, absent};
+use crate::call::{Calling, Report, absent};
+use crate::deferred;
 use crate::handle::{self, Arena, Mesh, Payloads};
 use crate::mesh::Held;
 use crate::payloads;
@@ -261,12 +263,19 @@ verbs! {
         let place = Out::handle(payloads, "payloads")?;
         let mesh = handle::get::<Held>(mesh)?;
         let given = telling(&mesh.inner, Verb::Exchange, || {
-            Ok((argument::span("payload", payload, byte_count, 1)?.to_vec(), Calling::read(options)?))
+            let payload = argument::span("payload", payload, byte_count, 1)?.to_vec();
+            Ok((payload, Calling::read(options)?.silent("exchange")?))
         });
         let (payload, calling) = given?;
-        let all = calling.run(|deadline| mesh.inner.exchange(&payload, deadline))?;
-        place.put(handle::give(payloads::Held(all)));
-        Ok(())
+        let put = move |all: Vec<Vec<u8>>| place.put(handle::give(payloads::Held(all)));
+        match calling.deferred() {
+            None => calling.run(|deadline| mesh.inner.exchange(&payload, deadline)).map(put),
+            Some(deferred) => {
+                let submitted = mesh.inner.deferred(None).exchange(payload, calling.deadline());
+                deferred::give(deferred, submitted, put);
+                Ok(())
+            }
+        }
     }
 
     /// Makes memory that the processes of a host share.
@@ -278,10 +287,16 @@ verbs! {
     ) {
         let place = Out::handle(arena, "arena")?;
         let mesh = handle::get::<Held>(mesh)?;
-        let calling = telling(&mesh.inner, Verb::Arena, || Calling::read(options))?;
-        let arena = calling.run(|deadline| mesh.inner.arena(byte_count, deadline))?;
-        place.put(handle::give(arena::Held(arena)));
-        Ok(())
+        let calling = telling(&mesh.inner, Verb::Arena, || Calling::read(options)?.silent("arena"))?;
+        let put = move |made| place.put(handle::give(arena::Held(made)));
+        match calling.deferred() {
+            None => calling.run(|deadline| mesh.inner.arena(byte_count, deadline)).map(put),
+            Some(deferred) => {
+                let submitted = mesh.inner.deferred(None).arena(byte_count, calling.deadline());
+                deferred::give(deferred, submitted, put);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -290,24 +305,61 @@ pub(crate) fn telling<T>(mesh: &uform::Mesh, verb: Verb, prepare: impl FnOnce() 
     prepare().inspect_err(|error| mesh.refuse(verb, error))
 }
 
-/// Runs a verb on arrays.
+/// A call with its arrays, which stay where they are until it ends.
+struct Arrays {
+    verb: Verb,
+    dtype: Dtype,
+    op: ReduceOp,
+    root: usize,
+    input: Option<Span<'static>>,
+    output: SpanMut<'static>,
+    report: Option<Report>,
+}
+
+impl Arrays {
+    /// The call as the core takes it.
+    fn call(&mut self) -> Call<'_> {
+        let output = self.output.reborrow();
+        let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
+        call.progress = self.report.as_ref().map(|report| Progress::new(&**report));
+        call
+    }
+}
+
+/// Runs a verb on arrays, or submits it.
 ///
 /// # Safety
 /// Arrays are null or have as many elements as the request says; `counts` is null; `options` as [`Calling::read`]
-/// wants it; all of them until the call returns.
+/// wants it; all of them until the call ends.
 unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) -> Result<()> {
     let mesh = handle::get::<Held>(mesh)?;
-    // SAFETY: the caller of this function keeps the same promise.
-    let prepare = || unsafe { Ok((call_of(&mesh.inner, &request)?, Calling::read(options)?)) };
-    let (call, calling) = telling(&mesh.inner, request.verb, prepare)?;
-    calling.run(|deadline| mesh.inner.run(call, deadline))
+    let prepare = || {
+        // SAFETY: the caller of this function keeps the same promise.
+        let (mut arrays, calling) = unsafe { (arrays_of(&mesh.inner, &request)?, Calling::read(options)?) };
+        arrays.report = calling.report();
+        Ok((arrays, calling))
+    };
+    let (mut arrays, calling) = telling(&mesh.inner, request.verb, prepare)?;
+    match calling.deferred() {
+        None => calling.run(|deadline| mesh.inner.run(arrays.call(), deadline)),
+        Some(place) => {
+            let submitted = mesh.inner.deferred(None).run(
+                request.verb,
+                arrays,
+                |arrays| Ok(arrays.call()),
+                calling.deadline(),
+            );
+            deferred::give(place, submitted, |_| ());
+            Ok(())
+        }
+    }
 }
 
-/// The call that the core runs.
+/// What C gave, checked.
 ///
 /// # Safety
 /// As [`run`].
-unsafe fn call_of<'a>(mesh: &uform::Mesh, request: &Request) -> Result<Call<'a>> {
+unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
     let verb = request.verb;
     if !request.counts.is_null() {
         return Err(absent("counts", verb.word()));
@@ -327,7 +379,7 @@ unsafe fn call_of<'a>(mesh: &uform::Mesh, request: &Request) -> Result<Call<'a>>
             given(input, &output, request.in_place, mesh.index())?
         }
     };
-    Ok(Call::new(verb, dtype, op, request.root, input, output))
+    Ok(Arrays { verb, dtype, op, root: request.root, input, output, report: None })
 }
 
 /// The input of a call; `None` where the array lies in the output as the form in place wants it.
@@ -366,7 +418,7 @@ unsafe fn later(
         let dtype = argument::number("dtype", dtype, Dtype::from_number)?;
         let op = argument::number("op", op, ReduceOp::from_number)?;
         // SAFETY: the caller of this function keeps the same promise.
-        Ok((dtype, op, unsafe { Calling::read(options) }?))
+        Ok((dtype, op, unsafe { Calling::read(options) }?.blocking(verb.word())?))
     };
     let (dtype, op, calling) = telling(&mesh.inner, verb, prepare)?;
     let run = |deadline: &Deadline<'_>| {

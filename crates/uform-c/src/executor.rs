@@ -102,13 +102,15 @@ verbs! {
     fn uform_executor_drain(executor: *const Executor, mood: c_int, options: *const CallOptions) {
         let executor = handle::get::<Held>(executor)?;
         let mood = argument::number("mood", mood, Mood::from_number)?;
-        Calling::read(options)?.run(|deadline| executor.inner.drain(mood, deadline))
+        Calling::read(options)?
+            .blocking("executor.drain")?
+            .run(|deadline| executor.inner.drain(mood, deadline))
     }
 
     /// Waits for its calls and ends its threads.
     fn uform_executor_close(executor: *const Executor, options: *const CallOptions) {
         let executor = handle::get::<Held>(executor)?;
-        Calling::read(options)?.run(|deadline| executor.inner.close(deadline))
+        Calling::read(options)?.blocking("executor.close")?.run(|deadline| executor.inner.close(deadline))
     }
 
     /// Closes an executor that was made and releases the handle.

@@ -40,6 +40,8 @@ opaque! {
     Payloads;
     /// Parameters, gradients and the optimizer's state.
     Trainer;
+    /// A call that goes on after it was submitted.
+    Deferred;
 }
 
 /// An object that C holds by a handle.

@@ -7,6 +7,7 @@ pub mod arena;
 mod argument;
 mod call;
 pub mod collective;
+pub mod deferred;
 pub mod device;
 pub mod executor;
 pub mod handle;

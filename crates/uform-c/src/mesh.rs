@@ -116,7 +116,7 @@ verbs! {
         let part = Out::handle(part, "part")?;
         let mesh = handle::get::<Held>(mesh)?;
         let color = if color.is_null() { None } else { Some(color.read_unaligned()) };
-        let split = Calling::read(options)?.run(|_| mesh.inner.split(color, key))?;
+        let split = Calling::read(options)?.blocking("split")?.run(|_| mesh.inner.split(color, key))?;
         if let Some(inner) = split {
             part.put(handle::give(Held { inner, closes: true }));
         }
@@ -127,7 +127,7 @@ verbs! {
     fn uform_mesh_shrink(mesh: *const Mesh, options: *const CallOptions, survivors: *mut *mut Mesh) {
         let survivors = Out::handle(survivors, "survivors")?;
         let mesh = handle::get::<Held>(mesh)?;
-        let inner = Calling::read(options)?.run(|_| mesh.inner.shrink())?;
+        let inner = Calling::read(options)?.blocking("shrink")?.run(|_| mesh.inner.shrink())?;
         survivors.put(handle::give(Held { inner, closes: true }));
         Ok(())
     }

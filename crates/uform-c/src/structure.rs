@@ -3,11 +3,18 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
+use crate::handle::Deferred;
 use crate::versioned::versioned;
 pub use crate::versioned::{Field, Layout};
 
 /// Asked at least every 50 ms while a call waits; another number than 0 ends the call.
 pub type Interrupt = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
+
+/// Told how many bytes of how many are done.
+pub type Progress = Option<unsafe extern "C" fn(done: u64, total: u64, user: *mut c_void)>;
+
+/// Called once when a deferred call has ended.
+pub type Ended = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 versioned! {
     /// What a caller asks of an executor of host threads.
@@ -74,6 +81,12 @@ versioned! {
         interrupt: Interrupt = None;
         /// Given to it.
         interrupt_user: *mut c_void = ptr::null_mut();
+        /// Told how far the call has come.
+        progress: Progress = None;
+        /// Given to it.
+        progress_user: *mut c_void = ptr::null_mut();
+        /// Where the handle of a deferred call goes; null for a call that is waited for.
+        deferred: *mut *mut Deferred = ptr::null_mut();
     }
 
     /// The place of one process in its run.

@@ -3,17 +3,16 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use uform::error::{Error, Result};
-use uform::sys::Deadline;
 use uform::trainer::ViewMut;
 use uform::vocabulary::{Dtype, Verb};
 
 use crate::argument::{self, Out};
 use crate::call::Calling;
 use crate::collective::telling;
-use crate::handle::{self, Handled, Mesh, Trainer};
+use crate::handle::{self, Executor, Handled, Mesh, Trainer};
 use crate::structure::{Adamw, CallOptions, Parameter, Sgd, StepReport, TrainerOptions};
 use crate::versioned::Place;
-use crate::{mesh, text, verbs, versioned};
+use crate::{deferred, executor, mesh, text, verbs, versioned};
 
 /// A trainer as C holds it.
 struct Held(uform::Trainer);
@@ -39,7 +38,7 @@ verbs! {
             let parameters = versioned::read_array(parameters, parameter_count, "parameters")?;
             let parameters = parameters.iter().map(|given| parameter(given)).collect::<Result<Vec<_>>>()?;
             let (optimizer, clip_norm) = trainer_options_of(trainer_options)?;
-            Ok((parameters, optimizer, clip_norm, Calling::read(options)?))
+            Ok((parameters, optimizer, clip_norm, Calling::read(options)?.blocking("trainer.open")?))
         });
         let (parameters, optimizer, clip_norm, calling) = given?;
         let trainer = calling.run(|deadline| {
@@ -107,26 +106,28 @@ verbs! {
     ) {
         let place = if report.is_null() { None } else { Some(Place::new(report, "report")?) };
         let trainer = handle::get::<Held>(trainer)?;
-        let done = Calling::read(options)?.run(|deadline| trainer.0.step(weight, deadline))?;
-        if let Some(place) = place {
-            place.put(&StepReport {
-                step: done.step,
-                gradient_norm: done.gradient_norm.unwrap_or(0.0),
-                weight: done.weight,
-                communication_seconds: done.communication_seconds,
-                seconds: done.seconds,
-                skipped: c_int::from(done.skipped),
-                has_gradient_norm: c_int::from(done.gradient_norm.is_some()),
-                ..StepReport::default()
-            });
+        let calling = Calling::read(options)?.silent("trainer.step")?;
+        let put = move |done: uform::StepReport| {
+            if let Some(place) = &place {
+                place.put(&report_of(&done));
+            }
+        };
+        match calling.deferred() {
+            None => calling.run(|deadline| trainer.0.step(weight, deadline)).map(put),
+            Some(deferred) => {
+                let submitted = trainer.0.deferred(None).step(weight, calling.deadline());
+                deferred::give(deferred, submitted, put);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Waits until all members are here; then index 0 may write parameters.
     fn uform_trainer_begin_edit(trainer: *const Trainer, options: *const CallOptions) {
         let trainer = handle::get::<Held>(trainer)?;
-        Calling::read(options)?.run(|deadline| trainer.0.begin_edit(deadline))
+        Calling::read(options)?
+            .blocking("trainer.begin_edit")?
+            .run(|deadline| trainer.0.begin_edit(deadline))
     }
 
     /// Where a parameter lies, for writing.
@@ -143,7 +144,9 @@ verbs! {
     /// Waits until all members are here; what index 0 wrote holds for all.
     fn uform_trainer_end_edit(trainer: *const Trainer, options: *const CallOptions) {
         let trainer = handle::get::<Held>(trainer)?;
-        Calling::read(options)?.run(|deadline| trainer.0.end_edit(deadline))
+        Calling::read(options)?
+            .blocking("trainer.end_edit")?
+            .run(|deadline| trainer.0.end_edit(deadline))
     }
 
     /// Writes a checkpoint.
@@ -155,7 +158,15 @@ verbs! {
     ) {
         let trainer = handle::get::<Held>(trainer)?;
         let directory = argument::path("directory", directory)?;
-        Calling::read(options)?.run(|deadline| trainer.0.save(&directory, step, deadline))
+        let calling = Calling::read(options)?.silent("trainer.save")?;
+        match calling.deferred() {
+            None => calling.run(|deadline| trainer.0.save(&directory, step, deadline)),
+            Some(deferred) => {
+                let submitted = trainer.0.deferred(None).save(directory, step, calling.deadline());
+                deferred::give(deferred, submitted, |()| ());
+                Ok(())
+            }
+        }
     }
 
     /// Reads the newest checkpoint that is whole.
@@ -168,10 +179,28 @@ verbs! {
         let place = if step.is_null() { None } else { Some(Out::new(step, "step")?) };
         let trainer = handle::get::<Held>(trainer)?;
         let directory = argument::path("directory", directory)?;
-        let found = Calling::read(options)?.run(|deadline: &Deadline<'_>| trainer.0.load(&directory, deadline))?;
-        if let Some(place) = place {
-            place.put(found);
+        let calling = Calling::read(options)?.silent("trainer.load")?;
+        let put = move |found| {
+            if let Some(place) = place {
+                place.put(found);
+            }
+        };
+        match calling.deferred() {
+            None => calling.run(|deadline| trainer.0.load(&directory, deadline)).map(put),
+            Some(deferred) => {
+                let submitted = trainer.0.deferred(None).load(directory, calling.deadline());
+                deferred::give(deferred, submitted, put);
+                Ok(())
+            }
         }
+    }
+
+    /// The same trainer with its calls on another executor.
+    fn uform_trainer_on(trainer: *const Trainer, executor: *const Executor, other: *mut *mut Trainer) {
+        let other = Out::handle(other, "other")?;
+        let trainer = handle::get::<Held>(trainer)?;
+        let inner = trainer.0.on(&handle::get::<executor::Held>(executor)?.inner);
+        other.put(handle::give(Held(inner)));
         Ok(())
     }
 
@@ -185,6 +214,19 @@ verbs! {
     /// Releases the trainer and its memory.
     fn uform_trainer_free(trainer: *mut Trainer) {
         handle::take::<Held>(trainer).map(drop)
+    }
+}
+
+fn report_of(done: &uform::StepReport) -> StepReport {
+    StepReport {
+        step: done.step,
+        gradient_norm: done.gradient_norm.unwrap_or(0.0),
+        weight: done.weight,
+        communication_seconds: done.communication_seconds,
+        seconds: done.seconds,
+        skipped: c_int::from(done.skipped),
+        has_gradient_norm: c_int::from(done.gradient_norm.is_some()),
+        ..StepReport::default()
     }
 }
 

@@ -198,6 +198,11 @@ pub(crate) struct Place<T> {
     size: usize,
 }
 
+// SAFETY: the maker of a place vouched for it until its last use, on whatever thread.
+unsafe impl<T> Send for Place<T> {}
+// SAFETY: as above; whoever fills it is the only one to touch it.
+unsafe impl<T> Sync for Place<T> {}
+
 impl<T: Versioned> Place<T> {
     /// Checks the caller's struct.
     ///

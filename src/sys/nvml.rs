@@ -16,6 +16,7 @@ mod code {
     use std::ffi::c_int;
     pub(super) const SUCCESS: c_int = 0;
     pub(super) const INVALID_ARGUMENT: c_int = 2;
+    pub(super) const NOT_SUPPORTED: c_int = 3;
     pub(super) const NO_PERMISSION: c_int = 4;
     pub(super) const NOT_FOUND: c_int = 6;
     pub(super) const FUNCTION_NOT_FOUND: c_int = 13;
@@ -336,6 +337,10 @@ impl Device<'_> {
         let mut found = Memory::default();
         // SAFETY: the function writes one structure, and `found` lives until it returns.
         let result = self.table().memory.map(|call| unsafe { call(self.handle, &raw mut found) });
+        // A GPU whose memory is the host's has none of its own to tell of.
+        if result == Some(code::NOT_SUPPORTED) {
+            return Ok(0);
+        }
         self.ask("nvmlDeviceGetMemoryInfo", result)?;
         Ok(found.total)
     }

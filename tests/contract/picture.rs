@@ -69,7 +69,7 @@ fn odd_names() -> Topology {
 }
 
 /// What is wrong with a picture, one line each.
-fn faults(picture: &Picture) -> Vec<String> {
+pub(super) fn faults(picture: &Picture) -> Vec<String> {
     let mut faults = Vec::new();
     let whole = Area { x: 0, y: 0, width: picture.width, height: picture.height };
     let shapes = &picture.shapes;

@@ -10,10 +10,10 @@ use std::path::Path;
 use proptest::prelude::*;
 use uform::error::Result;
 use uform::topology::{
-    Fabric, Findings, GpuDevice, GpuLink, Introduction, Member, MemoryDomain, Placement, Plan, Process,
-    Request, Roster, Seeker, Survey, Topology, ranges,
+    Domain, Fabric, Findings, GpuDevice, GpuLink, Introduction, Member, MemoryDomain, Placement, Plan,
+    Process, Request, Roster, Seeker, Survey, Topology, ranges,
 };
-use uform::vocabulary::{CpuClass, GpuClass, GpuVendor};
+use uform::vocabulary::{CpuClass, GpuClass, GpuVendor, MultimemTier};
 
 /// `0-2,5` as numbers; empty for nothing.
 fn numbers(text: &str) -> Vec<u32> {
@@ -299,7 +299,121 @@ impl std::fmt::Debug for Recorded {
     }
 }
 
+/// A GPU of a machine, by the number of each: whose it is, what joins it, and whether its fabric is complete.
+type AnyGpu = (usize, bool, Option<(u8, u32, bool)>, Vec<bool>);
+
+/// Runs of 1 to 6 processes on two machines of up to six GPUs each, with any links, fabrics and findings.
+fn gpu_runs() -> impl Strategy<Value = Recorded> {
+    let fabric = proptest::option::of((0..3_u8, 0..2_u32, any::<bool>()));
+    let gpu = (0..6_usize, any::<bool>(), fabric, proptest::collection::vec(any::<bool>(), 6));
+    let machine = proptest::collection::vec(gpu, 0..6);
+    let member = (0..2_usize, proptest::option::of(any::<bool>()));
+    (proptest::collection::vec(machine, 2), proptest::collection::vec(member, 1..6)).prop_map(
+        |(machines, members)| {
+            let mut recorded = Recorded::default();
+            for (machine, gpus) in machines.iter().enumerate() {
+                let boot = format!("boot-{machine}");
+                recorded.machine(&format!("m{machine}"), |key| if key == "boot" { &boot } else { "0-7" });
+                let survey = recorded.machines.get_mut(&format!("m{machine}")).expect("just made");
+                survey.gpus =
+                    gpus.iter().enumerate().map(|(own, gpu)| any_gpu(machine, own, gpu, gpus)).collect();
+            }
+            let places = |machine: usize| {
+                let here = move |(_, (own, _)): &(usize, &(usize, Option<bool>))| *own == machine;
+                members.iter().enumerate().filter(here).map(|(index, _)| index).collect::<Vec<_>>()
+            };
+            for (index, (machine, multicast)) in members.iter().enumerate() {
+                let sharers = places(*machine);
+                // Each GPU is visible to one of the machine's members.
+                let own = machines[*machine]
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, gpu)| sharers[gpu.0 % sharers.len()] == index);
+                let own = own.map(|(gpu, _)| format!("{machine}-{gpu}")).collect::<Vec<_>>().join(",");
+                recorded.member(&format!("m{machine}"), |key| if key == "gpus" { &own } else { "" });
+                let (opened, multicast) = (sharers, *multicast);
+                recorded.findings.push(Findings { opened, readable: Vec::new(), multicast });
+            }
+            recorded
+        },
+    )
+}
+
+fn any_gpu(machine: usize, own: usize, gpu: &AnyGpu, all: &[AnyGpu]) -> GpuDevice {
+    let linked = |other: &usize| *other != own && (gpu.3[*other] && all[*other].3[own]);
+    let links = (0..all.len()).filter(linked).map(|other| format!("{machine}-{other}"));
+    let switch = gpu.1.then(|| "switch".to_owned());
+    GpuDevice {
+        vendor: GpuVendor::Nvidia,
+        vendor_ordinal: own as u32,
+        gpu_class: Some(GpuClass::NvidiaHopper),
+        compute_units: 132,
+        memory_bytes: 80 << 30,
+        name: "any".into(),
+        identity: format!("{machine}-{own}"),
+        pci_address: String::new(),
+        memory_domain: None,
+        multicast: gpu.1,
+        fabric: gpu.2.map(|(cluster, clique, complete)| Fabric {
+            cluster: cluster.to_string(),
+            clique,
+            complete,
+        }),
+        links: links.chain(switch).map(|peer| GpuLink { peer, count: 4 }).collect(),
+    }
+}
+
 proptest! {
+    #[test]
+    fn every_gpu_is_in_one_domain_and_plans_agree(recorded in gpu_runs(), size in 1..4_usize) {
+        let roster = Roster { run: "any".into(), members: recorded.members.clone() };
+        let topology = Topology::derive(&roster, &recorded.findings, 0).expect("a sound roster");
+        let (gpus, domains) = (topology.gpus(), topology.multimem_domains());
+        let mut all = domains.iter().flat_map(|domain| domain.gpus.clone()).collect::<Vec<_>>();
+        prop_assert!(domains.iter().all(|domain| domain.gpus.is_sorted() && !domain.gpus.is_empty()));
+        prop_assert!(domains.is_sorted_by_key(|domain| domain.gpus[0]));
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..gpus.len()).collect::<Vec<_>>());
+        for (position, gpu) in gpus.iter().enumerate() {
+            // The two ends of a link on one machine are joined, and so are those of one complete fabric.
+            for (other, peer) in gpus.iter().enumerate() {
+                let same = topology.domain_of(position) == topology.domain_of(other);
+                let machine = gpu.device.identity.split('-').next() == peer.device.identity.split('-').next();
+                let linked = machine && gpu.device.links.iter().any(|link| link.peer == peer.device.identity);
+                let spanning = gpu.device.fabric.as_ref().filter(|fabric| fabric.complete && fabric.cluster != "0");
+                prop_assert!(same || !linked, "{} and {}", position, other);
+                prop_assert!(same || spanning.is_none() || gpu.device.fabric != peer.device.fabric);
+            }
+        }
+        let wide = domains.iter().filter(|domain| domain.gpus.len() > 1).collect::<Vec<_>>();
+        let reduces = topology.multimem_tier() == MultimemTier::SwitchReduced;
+        prop_assert_eq!(reduces, !wide.is_empty() && wide.iter().all(|domain| domain.tier == topology.multimem_tier()));
+        for domain in wide.iter().filter(|domain| domain.tier == MultimemTier::SwitchReduced) {
+            for gpu in &domain.gpus {
+                prop_assert!(gpus[*gpu].device.multicast && recorded.findings[gpus[*gpu].owner].multicast == Some(true));
+            }
+        }
+        let plans = (0..topology.count()).map(|index| Plan::derive(&topology, index)).collect::<Vec<_>>();
+        for (group, own) in plans.iter().enumerate().flat_map(|(own, plan)| plan.groups.iter().map(move |group| (group, own))) {
+            prop_assert_eq!(group.seats[group.own], own);
+            for seat in &group.seats {
+                let same = |other: &&uform::topology::Group| other.name == group.name && other.seats == group.seats;
+                prop_assert!(plans[*seat].groups.iter().any(|other| same(&other)), "{:?} at {}", group, seat);
+            }
+        }
+        let cut = Topology::derive(&roster, &recorded.findings, size);
+        if domains.iter().all(|domain| domain.gpus.len() % size == 0) {
+            let cut = cut.expect("it divides");
+            prop_assert!(cut.multimem_domains().iter().all(|domain| domain.gpus.len() == size));
+            let inside = |part: &Domain| domains.iter().any(|whole| part.gpus.iter().all(|gpu| whole.contains(*gpu)));
+            prop_assert!(cut.multimem_domains().iter().all(inside));
+        } else {
+            prop_assert!(cut.is_err_and(|error| error.to_string().contains("gpus_per_multimem_domain")));
+        }
+        // Whatever the run, its picture has no fault.
+        prop_assert_eq!(super::picture::faults(&uform::topology::picture::Picture::of(&topology)), Vec::<String>::new());
+    }
+
     #[test]
     fn hosts_and_seats_partition_the_run(recorded in runs()) {
         let roster = Roster { run: "any".into(), members: recorded.members.clone() };

@@ -443,17 +443,24 @@ impl Drawing {
         if let Some(count) = switches.last() {
             let each =
                 if switches.len() == 1 { format!(", {count} links from each GPU") } else { String::new() };
-            return Self::Bar { text: format!("{kind} switch{each}"), brief: "switch".to_owned(), stems };
+            return Self::Bar {
+                text: format!("{kind} switch{each}"),
+                brief: "NVLink switch".to_owned(),
+                stems,
+            };
         }
         if pairs.is_empty() {
             return Self::Nothing;
         }
         let counts = pairs.values().collect::<BTreeSet<_>>();
-        let complete = pairs.len() == seats.len() * (seats.len() - 1) / 2;
-        if !outside && complete && counts.len() == 1 && seats.len() > 3 {
+        // Of each two GPUs of the domain, one of them at least in this hull.
+        let (own, all) = (seats.len(), topology.multimem_domains()[domain].gpus.len());
+        let complete = pairs.len() == own * (own - 1) / 2 + own * (all - own);
+        if complete && counts.len() == 1 && all > 3 {
             let count = counts.first().map_or(0, |count| **count as usize);
-            let text = format!("{kind}, {} between each two GPUs", counted(count, "link"));
-            return Self::Bar { text, brief: kind.to_owned(), stems };
+            let text = format!("{kind}, {} between each two GPUs of the domain", counted(count, "link"));
+            let brief = format!("{kind}, {} to each", counted(count, "link"));
+            return Self::Bar { text, brief, stems };
         }
         if outside || rows.len() > 1 || pairs.len() > LINKS_DRAWN {
             let text = format!("{kind} links between some of these and other GPUs of the domain");

@@ -7,7 +7,7 @@ use crate::vocabulary::MultimemTier;
 
 /// The colours of members' cores.
 const MEMBERS: [&str; 8] =
-    ["#4e79a7", "#9c755f", "#76b7b2", "#b6992d", "#5b6c8f", "#86bcb6", "#79706e", "#a0cbe8"];
+    ["#4e79a7", "#9c755f", "#59a89c", "#b6992d", "#6b5b95", "#d37295", "#79706e", "#a0cbe8"];
 
 /// The colours of multimem domains.
 const DOMAINS: [&str; 8] =

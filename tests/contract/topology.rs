@@ -387,7 +387,7 @@ proptest! {
         }
         let wide = domains.iter().filter(|domain| domain.gpus.len() > 1).collect::<Vec<_>>();
         let reduces = topology.multimem_tier() == MultimemTier::SwitchReduced;
-        prop_assert_eq!(reduces, !wide.is_empty() && wide.iter().all(|domain| domain.tier == topology.multimem_tier()));
+        prop_assert_eq!(reduces, !wide.is_empty() && wide.iter().all(|domain| domain.tier == MultimemTier::SwitchReduced));
         for domain in wide.iter().filter(|domain| domain.tier == MultimemTier::SwitchReduced) {
             for gpu in &domain.gpus {
                 prop_assert!(gpus[*gpu].device.multicast && recorded.findings[gpus[*gpu].owner].multicast == Some(true));

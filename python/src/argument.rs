@@ -18,6 +18,13 @@ pub(crate) fn is_flag(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyBool>()
 }
 
+/// A sequence of counts.
+pub(crate) fn counts(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    let refuse = || invalid(given.py(), argument, given, "must be a sequence of integers, each 0 or more");
+    let items = given.extract::<Vec<Bound<'_, PyAny>>>().map_err(|_| refuse())?;
+    items.iter().map(|item| count(argument, item)).collect()
+}
+
 /// The same, where leaving it out means a value.
 pub(crate) fn count_or(argument: &str, given: Option<&Bound<'_, PyAny>>, absent: usize) -> PyResult<usize> {
     given.map_or(Ok(absent), |given| count(argument, given))

@@ -109,21 +109,21 @@ pub(crate) const MOST_DIMENSIONS: usize = 64;
 /// They are given back by whoever is attached next once this is dropped, so that the thread that drops it need not be.
 pub(crate) struct Loan {
     input: Option<(usize, usize)>,
-    output: (usize, usize),
+    output: Option<(usize, usize)>,
     _held: Py<Held>,
 }
 
 /// Arrays as an object, which any thread may let go.
 #[pyclass(frozen)]
 struct Held {
-    _arrays: (Option<Buffer>, Buffer),
+    _arrays: (Option<Buffer>, Option<Buffer>),
 }
 
 impl Loan {
     /// `output` was taken for writing.
-    pub(crate) fn new(py: Python<'_>, input: Option<Buffer>, output: Buffer) -> PyResult<Self> {
+    pub(crate) fn new(py: Python<'_>, input: Option<Buffer>, output: Option<Buffer>) -> PyResult<Self> {
         let place = |buffer: &Buffer| (buffer.address, buffer.byte_count);
-        let places = (input.as_ref().map(place), place(&output));
+        let places = (input.as_ref().map(place), output.as_ref().map(place));
         Ok(Self { input: places.0, output: places.1, _held: Py::new(py, Held { _arrays: (input, output) })? })
     }
 
@@ -131,9 +131,10 @@ impl Loan {
     pub(crate) fn spans(&mut self) -> (Option<Span<'_>>, SpanMut<'_>) {
         // SAFETY: the arrays are held by `_held`, which the borrow of self outlasts; see `Buffer::span`.
         let input = self.input.map(|(address, bytes)| unsafe { Span::from_raw(address as *const u8, bytes) });
-        let (address, bytes) = self.output;
         // SAFETY: as above; see `Buffer::span_mut`.
-        (input, unsafe { SpanMut::from_raw(address as *mut u8, bytes) })
+        let output =
+            self.output.map(|(address, bytes)| unsafe { SpanMut::from_raw(address as *mut u8, bytes) });
+        (input, output.unwrap_or(SpanMut::empty()))
     }
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use uform::communicator::Call;
-use uform::sys::Deadline;
+use uform::sys::{Deadline, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Progress};
 
 use crate::argument;
 use crate::buffer::{Buffer, Loan, same_dtype};
-use crate::error::{to_python, unsupported};
+use crate::error::{invalid, to_python};
 use crate::interrupt::blocking;
 use crate::progress::Report;
 use crate::vocabulary::Enumeration;
@@ -41,27 +41,52 @@ pub(crate) struct Request<'a, 'py> {
     pub(crate) verb: Verb,
     /// `None` in place.
     pub(crate) input: Given<'a, 'py>,
-    /// The name and the array of what is written.
-    pub(crate) output: (&'static str, &'a Bound<'py, PyAny>),
+    /// The name and the array of what is written; `None` where this process has no use for it.
+    pub(crate) output: (&'static str, Given<'a, 'py>),
     pub(crate) op: Given<'a, 'py>,
     pub(crate) root: Given<'a, 'py>,
-    pub(crate) counts: Given<'a, 'py>,
+    /// Their name and what it is.
+    pub(crate) counts: (&'static str, Given<'a, 'py>),
+    pub(crate) receive_counts: Given<'a, 'py>,
     pub(crate) timeout_seconds: Given<'a, 'py>,
     pub(crate) progress: Given<'a, 'py>,
 }
 
 /// What the core needs of it.
 struct Arguments {
-    op: ReduceOp,
-    root: usize,
+    form: Form,
     input: Option<Buffer>,
-    output: Buffer,
+    output: Option<Buffer>,
     deadline: Deadline<'static>,
     report: Option<Arc<Report>>,
 }
 
+/// A call without its arrays.
+struct Form {
+    verb: Verb,
+    dtype: Dtype,
+    op: ReduceOp,
+    root: usize,
+    counts: Option<Vec<usize>>,
+    receive_counts: Option<Vec<usize>>,
+}
+
+impl Form {
+    fn call<'a>(
+        &'a self,
+        input: Option<Span<'a>>,
+        output: SpanMut<'a>,
+        progress: Option<Progress<'a>>,
+    ) -> Call<'a> {
+        let (counts, receive_counts) = (self.counts.as_deref(), self.receive_counts.as_deref());
+        let call = Call::new(self.verb, self.dtype, self.op, self.root, input, output);
+        Call { counts, receive_counts, progress, ..call }
+    }
+}
+
 /// Arrays and reports of a call that goes on without the interpreter.
 pub(crate) struct Lent {
+    form: Form,
     loan: Loan,
     tell: Option<Box<dyn Fn(u64, u64) + Send + Sync>>,
 }
@@ -70,16 +95,27 @@ impl<'a, 'py> Request<'a, 'py> {
     /// A call in place, or into `out` where there is one.
     pub(crate) fn new(verb: Verb, array: &'a Bound<'py, PyAny>, out: Given<'a, 'py>) -> Self {
         let (input, output) = match out {
-            Some(out) => (Some(array), ("out", out)),
-            None => (None, ("array", array)),
+            Some(out) => (Some(array), ("out", Some(out))),
+            None => (None, ("array", Some(array))),
         };
+        Self { input, output, ..Self::two(verb, None, None) }
+    }
+
+    /// A call from one array into another; a process that has no use for one of them may give None.
+    pub(crate) fn between(verb: Verb, array: &'a Bound<'py, PyAny>, out: &'a Bound<'py, PyAny>) -> Self {
+        let given = |array: &'a Bound<'py, PyAny>| (!array.is_none()).then_some(array);
+        Self::two(verb, given(array), given(out))
+    }
+
+    fn two(verb: Verb, input: Given<'a, 'py>, output: Given<'a, 'py>) -> Self {
         Self {
             verb,
             input,
-            output,
+            output: ("out", output),
             op: None,
             root: None,
-            counts: None,
+            counts: ("counts", None),
+            receive_counts: None,
             timeout_seconds: None,
             progress: None,
         }
@@ -87,15 +123,13 @@ impl<'a, 'py> Request<'a, 'py> {
 
     /// Runs it to its end.
     pub(crate) fn run(self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<()> {
-        let Arguments { op, root, input, mut output, deadline, report } = self.arguments(py, mesh)?;
-        let (verb, dtype) = (self.verb, output.dtype());
+        let Arguments { form, input, mut output, deadline, report } = self.arguments(py, mesh)?;
         let tell = |done, total| report.iter().for_each(|report| report.tell(done, total));
         let result = blocking(py, |interrupt| {
             let deadline = interrupt.map_or(deadline, |interrupt| deadline.interruptible(interrupt));
-            let (input, progress) =
-                (input.as_ref().map(Buffer::span), report.as_ref().map(|_| Progress::new(&tell)));
-            let call = Call { progress, ..Call::new(verb, dtype, op, root, input, output.span_mut()) };
-            mesh.run(call, &deadline)
+            let progress = report.as_ref().map(|_| Progress::new(&tell));
+            let output = output.as_mut().map_or(SpanMut::empty(), Buffer::span_mut);
+            mesh.run(form.call(input.as_ref().map(Buffer::span), output, progress), &deadline)
         });
         match &report {
             Some(report) => report.outcome(py, result),
@@ -109,14 +143,12 @@ impl<'a, 'py> Request<'a, 'py> {
         py: Python<'py>,
         mesh: &uform::DeferredMesh,
     ) -> PyResult<(uform::Deferred<Lent>, Option<Arc<Report>>)> {
-        let Arguments { op, root, input, output, deadline, report } = self.arguments(py, mesh.mesh())?;
-        let (verb, dtype) = (self.verb, output.dtype());
+        let Arguments { form, input, output, deadline, report } = self.arguments(py, mesh.mesh())?;
         let tell = report.clone().map(|report| {
             Box::new(move |done, total| report.tell(done, total)) as Box<dyn Fn(u64, u64) + Send + Sync>
         });
-        let lent = Lent { loan: Loan::new(py, input, output)?, tell };
-        let call =
-            py.detach(|| mesh.run(verb, lent, move |lent| Ok(lent.call(verb, dtype, op, root)), deadline));
+        let lent = Lent { form, loan: Loan::new(py, input, output)?, tell };
+        let call = py.detach(|| mesh.run(self.verb, lent, |lent| Ok(lent.call()), deadline));
         Ok((call, report))
     }
 
@@ -131,28 +163,33 @@ impl<'a, 'py> Request<'a, 'py> {
     }
 
     fn read(&self, py: Python<'py>) -> PyResult<Arguments> {
-        if self.counts.is_some() {
-            return Err(unsupported(py, &format!("counts of Mesh.{}", self.verb.word())));
-        }
         let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
         let root = argument::count_or("root", self.root, 0)?;
+        let counts =
+            |name: &str, given: Given<'_, 'py>| given.map(|given| argument::counts(name, given)).transpose();
+        let receive_counts = counts("receive_counts", self.receive_counts)?;
+        let counts = counts(self.counts.0, self.counts.1)?;
         let deadline = deadline(py, self.timeout_seconds)?;
         let report = self.progress.map(Report::new).transpose()?.map(Arc::new);
         let (name, output) = self.output;
-        let output = Buffer::for_writing(name, output)?;
+        let output = output.map(|given| Buffer::for_writing(name, given)).transpose()?;
         let input = self.input.map(|given| Buffer::for_reading("array", given)).transpose()?;
-        if let Some(input) = &input {
+        if let (Some(input), Some(output)) = (&input, &output) {
             same_dtype(py, input, (name, output.dtype()))?;
         }
-        Ok(Arguments { op, root, input, output, deadline, report })
+        let dtype = output.as_ref().or(input.as_ref()).map(Buffer::dtype).ok_or_else(|| {
+            invalid(py, "array", py.None().bind(py), "must be an array, where out is None too")
+        })?;
+        let form = Form { verb: self.verb, dtype, op, root, counts, receive_counts };
+        Ok(Arguments { form, input, output, deadline, report })
     }
 }
 
 impl Lent {
-    fn call(&mut self, verb: Verb, dtype: Dtype, op: ReduceOp, root: usize) -> Call<'_> {
+    fn call(&mut self) -> Call<'_> {
         let progress = self.tell.as_deref().map(|tell| Progress::new(tell));
         let (input, output) = self.loan.spans();
-        Call { progress, ..Call::new(verb, dtype, op, root, input, output) }
+        self.form.call(input, output, progress)
     }
 }
 
@@ -166,7 +203,8 @@ macro_rules! verbs {
         impl $class {
             /// Every process gets the reduction of all.
             ///
-            /// array: any shape, the same number of elements everywhere; F32, F64, I32 or I64. op: SUM, AVERAGE, MIN or MAX.
+            /// array: any shape, the same number of elements everywhere; of any type that
+            /// op is for.
             /// out: like array; None works in place. The bits of the result are the same everywhere, and in every run.
             #[pyo3(
                 signature = (array, /, op=None, *, out=None, timeout_seconds=None, progress=None),
@@ -185,7 +223,10 @@ macro_rules! verbs {
                 self.carry(py, $crate::verb::Request { op, timeout_seconds, progress, ..request })
             }
 
-            /// The root gets the reduction of all; raises UnsupportedError: not in this version.
+            /// The root gets the reduction of all.
+            ///
+            /// array: any shape, the same number of elements everywhere. root: the index that gets it. op: as in all_reduce.
+            /// out: like array, written at the root only; None works in place.
             #[pyo3(
                 signature = (array, /, root=None, op=None, *, out=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, /, root=0, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, \
@@ -201,8 +242,8 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, root, op, out, timeout_seconds, progress);
-                self.refused(py, Verb::Reduce)
+                let request = $crate::verb::Request::new(Verb::Reduce, array, out);
+                self.carry(py, $crate::verb::Request { root, op, timeout_seconds, progress, ..request })
             }
 
             /// Every process gets the root's values.
@@ -228,7 +269,8 @@ macro_rules! verbs {
 
             /// Every process gets the values of all, one after the other, by index.
             ///
-            /// array: n elements. out: n * count elements of the same type. counts: None; else not in this version.
+            /// array: n elements. out: n * count elements of the same type. counts: how many elements each process brings, the
+            /// same list everywhere, where they differ; out then has their sum.
             #[pyo3(
                 signature = (array, out, /, *, counts=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, out, /, *, counts=None, timeout_seconds=0.0, progress=None)"
@@ -242,14 +284,14 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let request = $crate::verb::Request::new(Verb::AllGather, array, Some(out));
-                self.carry(py, $crate::verb::Request { counts, timeout_seconds, progress, ..request })
+                let request = $crate::verb::Request::between(Verb::AllGather, array, out);
+                self.carry(py, $crate::verb::Request { counts: ("counts", counts), timeout_seconds, progress, ..request })
             }
 
             /// Every process gets its part of the reduction of all, by index.
             ///
-            /// array: n * count elements. out: n elements of the same type. op: as in all_reduce. counts: None; else not in this
-            /// version.
+            /// array: n * count elements. out: n elements of the same type. op: as in all_reduce. counts: how many elements each
+            /// process gets, the same list everywhere, where they differ; array then has their sum.
             #[pyo3(
                 signature = (array, out, /, op=None, *, counts=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, out, /, op=uform.ReduceOp.SUM, *, counts=None, timeout_seconds=0.0, \
@@ -265,11 +307,15 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let request = $crate::verb::Request::new(Verb::ReduceScatter, array, Some(out));
-                self.carry(py, $crate::verb::Request { op, counts, timeout_seconds, progress, ..request })
+                let request = $crate::verb::Request::between(Verb::ReduceScatter, array, out);
+                self.carry(py, $crate::verb::Request { op, counts: ("counts", counts), timeout_seconds, progress, ..request })
             }
 
-            /// Every process gets one part of every other; raises UnsupportedError: not in this version.
+            /// Every process gets one part of every other, by index.
+            ///
+            /// array: n * count elements, the part for each process in the order of indexes. out: n * count elements of the same
+            /// type, the part from each. send_counts, receive_counts: both or none, how many elements go to each process and come
+            /// from each, where they differ; DisagreedError names a pair that counts differently.
             #[pyo3(
                 signature = (array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, out, /, *, send_counts=None, receive_counts=None, timeout_seconds=0.0, \
@@ -285,11 +331,16 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, out, send_counts, receive_counts, timeout_seconds, progress);
-                self.refused(py, Verb::AllToAll)
+                let request = $crate::verb::Request::between(Verb::AllToAll, array, out);
+                let counts = ("send_counts", send_counts);
+                let request = $crate::verb::Request { counts, receive_counts, ..request };
+                self.carry(py, $crate::verb::Request { timeout_seconds, progress, ..request })
             }
 
-            /// The root gets the values of all; raises UnsupportedError: not in this version.
+            /// The root gets the values of all, one after the other, by index.
+            ///
+            /// array: n elements. out: n * count elements of the same type at the root, elsewhere ignored and best None.
+            /// counts: how many elements each process brings, the same list everywhere, where they differ.
             #[pyo3(
                 signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
@@ -304,11 +355,15 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, out, root, counts, timeout_seconds, progress);
-                self.refused(py, Verb::Gather)
+                let request = $crate::verb::Request::between(Verb::Gather, array, out);
+                let counts = ("counts", counts);
+                self.carry(py, $crate::verb::Request { root, counts, timeout_seconds, progress, ..request })
             }
 
-            /// Every process gets its part of the root's values; raises UnsupportedError: not in this version.
+            /// Every process gets its part of the root's values, by index.
+            ///
+            /// array: n * count elements at the root, elsewhere ignored and best None. out: n elements of the same type.
+            /// counts: how many elements each process gets, the same list everywhere, where they differ.
             #[pyo3(
                 signature = (array, out, /, root=None, *, counts=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, out, /, root=0, *, counts=None, timeout_seconds=0.0, progress=None)"
@@ -323,8 +378,9 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, out, root, counts, timeout_seconds, progress);
-                self.refused(py, Verb::Scatter)
+                let request = $crate::verb::Request::between(Verb::Scatter, array, out);
+                let counts = ("counts", counts);
+                self.carry(py, $crate::verb::Request { root, counts, timeout_seconds, progress, ..request })
             }
 
             /// Gives one other process an array; raises UnsupportedError: not in this version.

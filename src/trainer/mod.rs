@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::communicator::{Communicator, SharedArena};
 use crate::error::{Error, Result};
 use crate::mesh::{Admission, Mesh};
+use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, Verb};
 
@@ -192,7 +193,14 @@ struct Progress {
 /// One call's right to the trainer, to the executor and to the turn of its mesh.
 struct Held<'a> {
     progress: MutexGuard<'a, Progress>,
-    _admission: Option<Admission>,
+    admission: Option<Admission>,
+}
+
+impl Held<'_> {
+    /// The kernels of the executor that is held; on a bare group the best that this machine runs.
+    fn kernels(&self) -> Table {
+        self.admission.as_ref().map_or_else(Table::best, |admission| admission.hold().kernels())
+    }
 }
 
 impl Deref for Held<'_> {
@@ -447,7 +455,7 @@ impl Trainer {
             self.core.members.refuse(&error);
             return Err(error);
         }
-        Ok(Held { progress, _admission: admission })
+        Ok(Held { progress, admission })
     }
 
     fn check_open(&self) -> Result<()> {

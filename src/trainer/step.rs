@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::sys::kernel::optimizer::{Rule, Source, all_finite, combine, update};
+use crate::sys::kernel::Table;
+use crate::sys::kernel::optimizer::{Rule, Source};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::Dtype;
 
@@ -77,6 +78,7 @@ impl Trainer {
     pub fn step(&self, weight: f64, deadline: &Deadline<'_>) -> Result<StepReport> {
         let (start, mut watch) = (Instant::now(), Watch::default());
         let mut progress = self.hold(Entry::Step, deadline)?;
+        let kernels = progress.kernels();
         if !weight.is_finite() || weight < 0.0 {
             let error = Error::invalid("weight", weight, "argument", "must be finite, 0 or more");
             self.core.members.refuse(&error);
@@ -84,7 +86,7 @@ impl Trainer {
         }
         // With clipping the norm shows it; without, every gradient must be known to be finite before the first update.
         let finite = weight == 0.0 || self.core.clip_norm.is_some() || {
-            let found = self.own_gradients_are_finite(deadline);
+            let found = self.own_gradients_are_finite(kernels, deadline);
             found.inspect_err(|error| self.core.members.refuse(error))?
         };
         let own = Some(Contribution { weight, finite });
@@ -102,16 +104,20 @@ impl Trainer {
             let update = progress.updates.saturating_add(1);
             let rule = Rule { optimizer: &self.core.optimizer, update };
             match self.core.clip_norm {
-                None => self.broken(self.update_shards(&mut progress.shards, rule, &shares, deadline))?,
+                None => {
+                    self.broken(self.update_shards(kernels, &mut progress.shards, rule, &shares, deadline))?
+                }
                 Some(limit) => {
-                    let squares = self.broken(self.reduce_shards(&mut progress.shards, &shares, deadline))?;
+                    let squares =
+                        self.broken(self.reduce_shards(kernels, &mut progress.shards, &shares, deadline))?;
                     let squares = watch.time(|| self.core.members.sum(squares, deadline));
                     let norm = self.broken(squares)?.sqrt();
                     gradient_norm = Some(norm);
                     skipped = !norm.is_finite();
                     if !skipped {
                         let scale = (limit / (norm + NORM_GUARD)).min(1.0);
-                        let updated = update_from_reduced(self, &mut progress.shards, rule, scale, deadline);
+                        let updated =
+                            update_from_reduced(self, kernels, &mut progress.shards, rule, scale, deadline);
                         self.broken(updated)?;
                     }
                 }
@@ -132,17 +138,13 @@ impl Trainer {
         })
     }
 
-    fn own_gradients_are_finite(&self, deadline: &Deadline<'_>) -> Result<bool> {
+    fn own_gradients_are_finite(&self, kernels: Table, deadline: &Deadline<'_>) -> Result<bool> {
         let gradients = part(&*self.core.gradients, self.core.members.seat())?;
         for region in &self.core.layout.regions {
             for piece in pieces(region.bytes.clone()) {
                 deadline.check_interrupt("trainer.step")?;
                 let span = gradients.part(piece)?;
-                let finite = match region.dtype {
-                    Dtype::F64 => all_finite::<f64>(span)?,
-                    _ => all_finite::<f32>(span)?,
-                };
-                if !finite {
+                if !kernels.all_finite(region.dtype, span)? {
                     return Ok(false);
                 }
             }
@@ -163,6 +165,7 @@ impl Trainer {
     /// Reduces and updates in one pass.
     fn update_shards(
         &self,
+        kernels: Table,
         shards: &mut [Shard],
         rule: Rule<'_>,
         shares: &[f64],
@@ -172,14 +175,20 @@ impl Trainer {
             for piece in pieces(shard.bytes.clone()) {
                 deadline.check("trainer.step", Vec::new)?;
                 let sources = self.sources(shares, &piece)?;
-                self.update_piece(shard.split().0, rule, &sources, piece)?;
+                self.update_piece(kernels, shard.split().0, rule, &sources, piece)?;
             }
         }
         Ok(())
     }
 
     /// Reduces into private memory and gives the sum of squares of what this member owns.
-    fn reduce_shards(&self, shards: &mut [Shard], shares: &[f64], deadline: &Deadline<'_>) -> Result<f64> {
+    fn reduce_shards(
+        &self,
+        kernels: Table,
+        shards: &mut [Shard],
+        shares: &[f64],
+        deadline: &Deadline<'_>,
+    ) -> Result<f64> {
         let mut squares = 0.0;
         for shard in shards {
             let Some(reduced) = &mut shard.reduced else { continue };
@@ -187,11 +196,8 @@ impl Trainer {
                 deadline.check("trainer.step", Vec::new)?;
                 let sources = self.sources(shares, &piece)?;
                 let mut whole = reduced.span_mut();
-                let target = whole.part(below(&piece, shard.bytes.start))?;
-                squares += match shard.region.dtype {
-                    Dtype::F64 => combine::<f64>(&sources, &target)?,
-                    _ => combine::<f32>(&sources, &target)?,
-                };
+                let mut target = whole.part(below(&piece, shard.bytes.start))?;
+                squares += kernels.weighted_sum(shard.region.dtype, &sources, &mut target)?;
             }
         }
         Ok(squares)
@@ -199,27 +205,26 @@ impl Trainer {
 
     fn update_piece(
         &self,
+        kernels: Table,
         owned: Owned<'_>,
         rule: Rule<'_>,
         sources: &[Source<'_>],
         piece: Range<usize>,
     ) -> Result<()> {
         let mut parameters = part_mut(&*self.core.parameters, 0)?;
-        let parameters = parameters.part(piece.clone())?;
+        let mut parameters = parameters.part(piece.clone())?;
         let mut wholes = owned.states.iter_mut().map(Buffer::span_mut).collect::<Vec<_>>();
         let range = below(&piece, owned.start);
         let states = wholes.iter_mut().map(|whole| whole.part(range.clone()));
-        let states = states.collect::<Result<Vec<SpanMut<'_>>>>()?;
-        match owned.dtype {
-            Dtype::F64 => update::<f64>(rule, sources, &parameters, &states),
-            _ => update::<f32>(rule, sources, &parameters, &states),
-        }
+        let mut states = states.collect::<Result<Vec<SpanMut<'_>>>>()?;
+        kernels.update(owned.dtype, &rule, sources, &mut parameters, &mut states)
     }
 }
 
 /// The second pass with clipping: from the reduced gradients, scaled.
 fn update_from_reduced(
     trainer: &Trainer,
+    kernels: Table,
     shards: &mut [Shard],
     rule: Rule<'_>,
     scale: f64,
@@ -230,7 +235,7 @@ fn update_from_reduced(
             deadline.check("trainer.step", Vec::new)?;
             let (owned, reduced) = shard.split();
             let gradients = reduced.map_or(Span::empty(), Buffer::span).part(below(&piece, owned.start))?;
-            trainer.update_piece(owned, rule, &[Source { share: scale, gradients }], piece)?;
+            trainer.update_piece(kernels, owned, rule, &[Source { share: scale, gradients }], piece)?;
         }
     }
     Ok(())

@@ -1,40 +1,53 @@
 //! The arithmetic of a training step over plain memory: the weighted mean of gradients, and the update rules.
 //!
 //! Gradients and parameters may lie in memory that other processes write; they are read and written through raw
-//! pointers, element by element. Lengths and alignment are checked before the first access.
-
-use std::ops::Range;
+//! pointers, element by element. `Table` checks lengths and alignment before the first access. No product and sum are
+//! fused into one rounding, so that all classes give the same bits.
 
 use crate::error::{Error, Result};
-use crate::sys::{Element, Span, SpanMut};
+use crate::sys::{Element, Span};
 
 /// Elements that are summed in a buffer of the stack before they are used.
 const BLOCK: usize = 256;
 
 /// A floating-point type that can be trained.
-pub trait Real: Element + Default {
+pub(super) trait Real: Element + Default {
     /// The nearest value of this type.
     fn narrow(value: f64) -> Self;
     /// The same value in binary64.
     fn widen(self) -> f64;
+    /// Whether it is neither infinite nor a NaN.
+    fn is_finite(self) -> bool;
 }
 
 impl Real for f64 {
+    #[inline(always)]
     fn narrow(value: f64) -> Self {
         value
     }
+    #[inline(always)]
     fn widen(self) -> f64 {
         self
+    }
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        self.is_finite()
     }
 }
 
 impl Real for f32 {
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "rounding to the narrower type is what it is for")]
     fn narrow(value: f64) -> Self {
         value as f32
     }
+    #[inline(always)]
     fn widen(self) -> f64 {
         f64::from(self)
+    }
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        self.is_finite()
     }
 }
 
@@ -100,143 +113,130 @@ impl Optimizer {
 
 /// Whether all elements are finite.
 ///
-/// # Errors
-/// `Invalid` for a span that does not hold whole, aligned elements.
-pub fn all_finite<T: Real>(values: Span<'_>) -> Result<bool> {
-    let count = elements::<T>(values.pointer(), values.byte_count())?;
-    let pointer = values.pointer().cast::<T>();
+/// # Safety
+/// `values` must be aligned and valid for `count` elements.
+#[inline(always)]
+pub(super) unsafe fn all_finite<R: Real>(values: *const R, count: usize) -> bool {
     let mut start = 0;
     while start < count {
         let end = count.min(start + BLOCK);
-        // A product with 0 is NaN exactly for what is not finite, and a NaN stays in the sum.
-        let mut sum = 0.0;
+        let mut finite = true;
         for position in start..end {
-            // SAFETY: `position < count`, and `elements` checked that `count` aligned elements lie in the span.
-            sum += unsafe { pointer.add(position).read() }.widen() * 0.0;
+            // SAFETY: the caller's promise.
+            finite &= unsafe { values.add(position).read() }.is_finite();
         }
-        if sum != 0.0 {
-            return Ok(false);
+        if !finite {
+            return false;
         }
         start = end;
     }
-    Ok(true)
+    true
 }
 
-/// Writes the weighted sum of all sources, added in their order, and returns the sum of its squares.
+/// Writes the weighted sum of all sources, added in their order, and returns the sum of its squares in the order of
+/// elements.
 ///
-/// # Errors
-/// `Invalid` for spans of unequal length, or that do not hold whole, aligned elements.
-pub fn combine<T: Real>(sources: &[Source<'_>], target: &SpanMut<'_>) -> Result<f64> {
-    let count = elements::<T>(target.pointer(), target.byte_count())?;
-    check_sources::<T>(sources, count)?;
-    let pointer = target.pointer().cast::<T>();
+/// # Safety
+/// The target and each source must be aligned and valid for `count` elements.
+#[inline(always)]
+pub(super) unsafe fn weighted_sum<R: Real>(sources: &[Source<'_>], target: *mut R, count: usize) -> f64 {
     let (mut sums, mut squares, mut start) = ([0.0; BLOCK], 0.0, 0);
     while start < count {
-        let end = count.min(start + BLOCK);
-        sum_block::<T>(sources, start..end, &mut sums);
-        for (offset, sum) in sums[..end - start].iter().enumerate() {
-            let value = T::narrow(*sum);
-            squares += value.widen() * value.widen();
-            // SAFETY: `start + offset < count`, and `elements` checked that `count` aligned elements lie in the span.
-            unsafe { pointer.add(start + offset).write(value) };
+        let length = BLOCK.min(count - start);
+        let sums = &mut sums[..length];
+        // SAFETY: the caller's promise.
+        unsafe {
+            sum_block::<R>(sources, start, sums);
+            let target = target.add(start);
+            for (position, sum) in sums.iter_mut().enumerate() {
+                let value = R::narrow(*sum);
+                target.add(position).write(value);
+                *sum = value.widen() * value.widen();
+            }
         }
-        start = end;
+        // Apart from the loop above, which the compiler can take several at once.
+        for square in sums {
+            squares += *square;
+        }
+        start += length;
     }
-    Ok(squares)
+    squares
 }
 
 /// Updates parameters and state with the weighted sum of all sources, added in their order.
 ///
-/// `states` holds [`Optimizer::state_count`] spans of the parameters' length.
-///
-/// # Errors
-/// `Invalid` for spans of unequal length, or that do not hold whole, aligned elements; nothing is changed then.
-pub fn update<T: Real>(
-    rule: Rule<'_>,
-    sources: &[Source<'_>],
-    parameters: &SpanMut<'_>,
-    states: &[SpanMut<'_>],
-) -> Result<()> {
-    let count = elements::<T>(parameters.pointer(), parameters.byte_count())?;
-    check_sources::<T>(sources, count)?;
-    if states.len() != rule.optimizer.state_count() {
-        let reason = format!("the rule keeps {} state arrays", rule.optimizer.state_count());
-        return Err(Error::invalid("states", states.len(), "optimizer kernel", reason));
-    }
-    for state in states {
-        check_equal(elements::<T>(state.pointer(), state.byte_count())?, count)?;
-    }
-    let parameters = parameters.pointer().cast::<T>();
-    let state = |position: usize| states.get(position).map_or(parameters, |span| span.pointer().cast::<T>());
-    let (first, second) = (state(0), state(1));
-    let (mut sums, mut start) = ([0.0; BLOCK], 0);
-    while start < count {
-        let end = count.min(start + BLOCK);
-        sum_block::<T>(sources, start..end, &mut sums);
-        // SAFETY: `start..end` lies within `count` elements, which `elements` found aligned and within every span; a
-        // state that the rule does not keep is never touched.
-        unsafe {
-            update_block(
-                rule,
-                &sums[..end - start],
-                parameters.add(start),
-                first.add(start),
-                second.add(start),
-            );
-        }
-        start = end;
-    }
-    Ok(())
-}
-
-/// One block of [`update`]: `gradients.len()` elements at each pointer.
-///
 /// # Safety
-/// The parameters, and as many states as the rule keeps, must be valid for that many elements.
-unsafe fn update_block<T: Real>(
-    rule: Rule<'_>,
-    gradients: &[f64],
-    parameters: *mut T,
-    first: *mut T,
-    second: *mut T,
+/// The parameters, each source, and as many states as the rule keeps must be aligned and valid for `count` elements.
+#[inline(always)]
+pub(super) unsafe fn update<R: Real>(
+    rule: &Rule<'_>,
+    sources: &[Source<'_>],
+    parameters: *mut R,
+    [first, second]: [*mut R; 2],
+    count: usize,
 ) {
     match *rule.optimizer {
-        Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
-            for (position, sum) in gradients.iter().enumerate() {
-                // SAFETY: the caller's promise; the momentum is touched only where the rule keeps it.
-                unsafe {
-                    let value = parameters.add(position).read().widen();
-                    let mut direction = T::narrow(*sum).widen() + weight_decay * value;
-                    if momentum != 0.0 {
-                        // The state starts at zero, so the first direction is the gradient, as torch has it.
-                        let kept = momentum * first.add(position).read().widen() + direction;
-                        first.add(position).write(T::narrow(kept));
-                        direction = if nesterov { direction + momentum * kept } else { kept };
+        Optimizer::Sgd { learning_rate, momentum, weight_decay, .. } if momentum == 0.0 => {
+            let apply = |sums: &[f64], start: usize| {
+                for (position, sum) in sums.iter().enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let place = parameters.add(start + position);
+                        let value = place.read().widen();
+                        let direction = R::narrow(*sum).widen() + weight_decay * value;
+                        place.write(R::narrow(value - learning_rate * direction));
                     }
-                    parameters.add(position).write(T::narrow(value - learning_rate * direction));
                 }
-            }
+            };
+            // SAFETY: the caller's promise.
+            unsafe { by_blocks::<R>(sources, count, apply) };
+        }
+        Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
+            let apply = |sums: &[f64], start: usize| {
+                for (position, sum) in sums.iter().enumerate() {
+                    // SAFETY: the caller's promise; this rule keeps the first state.
+                    unsafe {
+                        let (place, kept_place) =
+                            (parameters.add(start + position), first.add(start + position));
+                        let value = place.read().widen();
+                        let direction = R::narrow(*sum).widen() + weight_decay * value;
+                        // The state starts at zero, so the first direction is the gradient, as torch has it.
+                        let kept = momentum * kept_place.read().widen() + direction;
+                        kept_place.write(R::narrow(kept));
+                        let direction = if nesterov { direction + momentum * kept } else { kept };
+                        place.write(R::narrow(value - learning_rate * direction));
+                    }
+                }
+            };
+            // SAFETY: the caller's promise.
+            unsafe { by_blocks::<R>(sources, count, apply) };
         }
         Optimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
             let power = |base: f64| base.powf(precise(rule.update));
             let step_size = learning_rate / (1.0 - power(beta1));
             let root = (1.0 - power(beta2)).sqrt();
             let keep = 1.0 - learning_rate * weight_decay;
-            for (position, sum) in gradients.iter().enumerate() {
-                let gradient = T::narrow(*sum).widen();
-                // SAFETY: the caller's promise; this rule keeps both states.
-                unsafe {
-                    let value = parameters.add(position).read().widen() * keep;
-                    let mean = first.add(position).read().widen();
-                    let mean = mean + (1.0 - beta1) * (gradient - mean);
-                    let square = second.add(position).read().widen() * beta2;
-                    let square = square + (1.0 - beta2) * gradient * gradient;
-                    first.add(position).write(T::narrow(mean));
-                    second.add(position).write(T::narrow(square));
-                    let change = step_size * mean / (square.sqrt() / root + epsilon);
-                    parameters.add(position).write(T::narrow(value - change));
+            let apply = |sums: &[f64], start: usize| {
+                for (position, sum) in sums.iter().enumerate() {
+                    let gradient = R::narrow(*sum).widen();
+                    // SAFETY: the caller's promise; this rule keeps both states.
+                    unsafe {
+                        let place = parameters.add(start + position);
+                        let (first, second) = (first.add(start + position), second.add(start + position));
+                        let value = place.read().widen() * keep;
+                        let mean = first.read().widen();
+                        let mean = mean + (1.0 - beta1) * (gradient - mean);
+                        let square = second.read().widen() * beta2;
+                        let square = square + (1.0 - beta2) * gradient * gradient;
+                        first.write(R::narrow(mean));
+                        second.write(R::narrow(square));
+                        let change = step_size * mean / (square.sqrt() / root + epsilon);
+                        place.write(R::narrow(value - change));
+                    }
                 }
-            }
+            };
+            // SAFETY: the caller's promise.
+            unsafe { by_blocks::<R>(sources, count, apply) };
         }
     }
 }
@@ -246,27 +246,55 @@ fn precise(update: u64) -> f64 {
     update as f64
 }
 
-/// Sums one block of all sources; the caller has checked them.
-fn sum_block<T: Real>(sources: &[Source<'_>], range: Range<usize>, sums: &mut [f64; BLOCK]) {
-    let sums = &mut sums[..range.end - range.start];
-    sums.fill(0.0);
-    for (position, source) in sources.iter().enumerate() {
-        let pointer = source.gradients.pointer().cast::<T>();
+/// Hands the sums of one block of all sources after the other, with the position where each begins.
+///
+/// # Safety
+/// As [`sum_block`], for `count` elements.
+#[inline(always)]
+unsafe fn by_blocks<R: Real>(sources: &[Source<'_>], count: usize, mut apply: impl FnMut(&[f64], usize)) {
+    let (mut sums, mut start) = ([0.0; BLOCK], 0);
+    while start < count {
+        let sums = &mut sums[..BLOCK.min(count - start)];
+        // SAFETY: the caller's promise.
+        unsafe { sum_block::<R>(sources, start, sums) };
+        apply(sums, start);
+        start += sums.len();
+    }
+}
+
+/// Sums all sources from an element on.
+///
+/// # Safety
+/// Each source must be aligned and valid for `sums.len()` elements from `start`.
+#[inline(always)]
+unsafe fn sum_block<R: Real>(sources: &[Source<'_>], start: usize, sums: &mut [f64]) {
+    let Some((first, others)) = sources.split_first() else {
+        sums.fill(0.0);
+        return;
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pointer = first.gradients.pointer().cast::<R>().add(start);
         for (offset, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `check_sources` found the range's elements aligned and within the span.
-            let term = source.share * unsafe { pointer.add(range.start + offset).read() }.widen();
-            *sum = if position == 0 { term } else { *sum + term };
+            *sum = first.share * pointer.add(offset).read().widen();
+        }
+        for source in others {
+            let pointer = source.gradients.pointer().cast::<R>().add(start);
+            for (offset, sum) in sums.iter_mut().enumerate() {
+                *sum += source.share * pointer.add(offset).read().widen();
+            }
         }
     }
 }
 
-fn check_sources<T: Real>(sources: &[Source<'_>], count: usize) -> Result<()> {
+/// Whether the sources hold `count` elements each.
+pub(super) fn check_sources<R: Real>(sources: &[Source<'_>], count: usize) -> Result<()> {
     sources.iter().try_for_each(|source| {
-        check_equal(elements::<T>(source.gradients.pointer(), source.gradients.byte_count())?, count)
+        check_equal(elements::<R>(source.gradients.pointer(), source.gradients.byte_count())?, count)
     })
 }
 
-fn check_equal(count: usize, wanted: usize) -> Result<()> {
+pub(super) fn check_equal(count: usize, wanted: usize) -> Result<()> {
     if count == wanted {
         return Ok(());
     }
@@ -275,17 +303,22 @@ fn check_equal(count: usize, wanted: usize) -> Result<()> {
 }
 
 /// How many elements lie at an address.
-fn elements<T: Real>(pointer: *const u8, byte_count: usize) -> Result<usize> {
-    if !byte_count.is_multiple_of(size_of::<T>()) || !pointer.cast::<T>().is_aligned() {
-        let reason = format!("must be whole {} elements at an aligned address", T::DTYPE);
+pub(super) fn elements<R: Real>(pointer: *const u8, byte_count: usize) -> Result<usize> {
+    if !byte_count.is_multiple_of(size_of::<R>()) || !pointer.cast::<R>().is_aligned() {
+        let reason = format!("must be whole {} elements at an aligned address", R::DTYPE);
         return Err(Error::invalid("bytes", byte_count, "optimizer kernel", reason));
     }
-    Ok(byte_count / size_of::<T>())
+    Ok(byte_count / size_of::<R>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::SpanMut;
+    use crate::sys::kernel::Table;
+    use crate::vocabulary::Dtype;
+
+    const TABLE: Table = Table::SERIAL;
 
     const COUNT: usize = 2 * BLOCK + 37;
 
@@ -314,10 +347,11 @@ mod tests {
             let steps = (1..4).map(|step| numbers(f64::from(step))).collect::<Vec<_>>();
             for gradients in &steps {
                 let sources = [Source { share: 1.0, gradients: Span::of(gradients) }];
-                let states = [SpanMut::of(&mut state)];
-                let states = &states[..optimizer.state_count()];
+                let mut states = [SpanMut::of(&mut state)];
+                let states = &mut states[..optimizer.state_count()];
                 let rule = Rule { optimizer: &optimizer, update: 1 };
-                update::<f64>(rule, &sources, &SpanMut::of(&mut parameters), states).unwrap();
+                let mut parameters = SpanMut::of(&mut parameters);
+                TABLE.update(Dtype::F64, &rule, &sources, &mut parameters, states).unwrap();
             }
             for position in [0, 1, BLOCK - 1, BLOCK, COUNT - 1] {
                 let gradients = steps.iter().map(|step| step[position]).collect::<Vec<_>>();
@@ -342,8 +376,8 @@ mod tests {
             };
             let rule = Rule { optimizer: &optimizer, update: position as u64 + 1 };
             let sources = [Source { share: 1.0, gradients: Span::of(gradients) }];
-            let states = [SpanMut::of(&mut first), SpanMut::of(&mut second)];
-            update::<f64>(rule, &sources, &SpanMut::of(&mut parameters), &states).unwrap();
+            let states = &mut [SpanMut::of(&mut first), SpanMut::of(&mut second)];
+            TABLE.update(Dtype::F64, &rule, &sources, &mut SpanMut::of(&mut parameters), states).unwrap();
         }
         for element in 0..COUNT {
             let (mut value, mut mean, mut square) = (start[element], 0.0f64, 0.0f64);
@@ -368,7 +402,7 @@ mod tests {
             Source { share: 0.75, gradients: Span::of(&two) },
         ];
         let mut target = vec![0.0f64; COUNT];
-        let squares = combine::<f64>(&sources, &SpanMut::of(&mut target)).unwrap();
+        let squares = TABLE.weighted_sum(Dtype::F64, &sources, &mut SpanMut::of(&mut target)).unwrap();
         let wanted = one.iter().zip(&two).map(|(one, two)| 0.25 * one + 0.75 * two).collect::<Vec<_>>();
         assert_eq!(target, wanted);
         let sum = wanted.iter().map(|value| value * value).sum::<f64>();
@@ -380,20 +414,22 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for position in [0, BLOCK, COUNT - 1] {
                 let mut values = vec![f32::MAX; COUNT];
-                assert!(all_finite::<f32>(Span::of(&values)).unwrap());
+                assert!(TABLE.all_finite(Dtype::F32, Span::of(&values)).unwrap());
                 values[position] = bad;
-                assert!(!all_finite::<f32>(Span::of(&values)).unwrap());
+                assert!(!TABLE.all_finite(Dtype::F32, Span::of(&values)).unwrap());
             }
         }
-        assert!(all_finite::<f64>(Span::empty()).unwrap());
+        assert!(TABLE.all_finite(Dtype::F64, Span::empty()).unwrap());
     }
 
     #[test]
     fn unequal_lengths_are_refused() {
         let (short, mut long) = (vec![1.0f64; 3], vec![0.0f64; 4]);
         let sources = [Source { share: 1.0, gradients: Span::of(&short) }];
-        assert!(combine::<f64>(&sources, &SpanMut::of(&mut long)).is_err());
+        assert!(TABLE.weighted_sum(Dtype::F64, &sources, &mut SpanMut::of(&mut long)).is_err());
         let mut odd = [0u8; 7];
-        assert!(combine::<f32>(&[], &SpanMut::of(&mut odd)).is_err());
+        assert!(TABLE.weighted_sum(Dtype::F32, &[], &mut SpanMut::of(&mut odd)).is_err());
+        let half = TABLE.all_finite(Dtype::F16, Span::empty()).unwrap_err();
+        assert!(half.to_string().contains("parameters are F32 or F64"), "{half}");
     }
 }

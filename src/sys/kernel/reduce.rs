@@ -1,311 +1,269 @@
 //! Combining the values of several members, element by element, in the order they are given.
 //!
-//! A reduction starts with one member's values, adds the others', and finishes into the result. In between the values
-//! lie in a wider type where the result would else depend on rounding or overflow: f16 and bf16 in f32, the sums of
-//! integer averages in 64 or 128 bits.
+//! In between the values lie in a wider type where the result would else depend on rounding or overflow: f16 and bf16 in
+//! f32, the sums of integer averages in f64 or 128 bits.
 
-use half::{bf16, f16};
-
+use super::class::Class;
+use super::lane::{
+    And, Average, Combine, Float, Lane, Layout, Max, Min, Or, Plain, Product, Sum, Truth, Xor,
+};
 use crate::error::{Error, Result};
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp};
 
-/// A value of an array, and how it lies in an accumulator of `Wide`.
-trait Lane<Wide>: Copy {
-    fn widen(self) -> Wide;
-    fn narrow(wide: Wide) -> Self;
-}
+/// The most members whose integer averages are exact in binary64.
+const MEMBER_LIMIT: usize = 1 << 20;
 
-/// One operation on accumulators.
-trait Combine<Wide> {
-    fn apply(one: Wide, other: Wide) -> Wide;
-    fn finish(wide: Wide, _member_count: u32) -> Wide {
-        wide
-    }
-}
+/// Wide values of one block: they stay in the first cache.
+const BLOCK_BYTES: usize = 8 << 10;
 
-struct Sum;
-struct Average;
-struct Product;
-struct Min;
-struct Max;
-struct And;
-struct Or;
-struct Xor;
+/// Wide values on their way from several members to one result.
+#[repr(align(64))]
+struct Block(std::mem::MaybeUninit<[u8; BLOCK_BYTES]>);
 
-macro_rules! same_lanes {
-    ($( $rust:ty ),+) => { $(
-        impl Lane<$rust> for $rust {
-            #[inline(always)]
-            fn widen(self) -> $rust { self }
-            #[inline(always)]
-            fn narrow(wide: $rust) -> Self { wide }
-        }
-    )+ };
-}
-same_lanes!(f64, f32, i8, u8, i16, u16, i32, u32, i64, u64);
-
-macro_rules! half_lanes {
-    ($( $rust:ty ),+) => { $(
-        impl Lane<f32> for $rust {
-            #[inline(always)]
-            fn widen(self) -> f32 { self.to_f32() }
-            #[inline(always)]
-            fn narrow(wide: f32) -> Self { Self::from_f32(wide) }
-        }
-    )+ };
-}
-half_lanes!(f16, bf16);
-
-macro_rules! wide_lanes {
-    ($( $rust:ty => $wide:ty ),+) => { $(
-        impl Lane<$wide> for $rust {
-            #[inline(always)]
-            fn widen(self) -> $wide { <$wide>::from(self) }
-            #[inline(always)]
-            // An average lies between the smallest and the largest value, so it fits.
-            fn narrow(wide: $wide) -> Self { wide as Self }
-        }
-    )+ };
-}
-wide_lanes!(i8 => i64, u8 => i64, i16 => i64, u16 => i64, i32 => i64, u32 => i64, i64 => i128, u64 => i128);
-
-/// A truth value: any byte but 0 is true, and 1 is written.
+/// The loops of one class, element type and operation.
+///
+/// Counts are elements. Sources and targets are valid for so many, at any alignment, and a target may be a source;
+/// accumulators are valid for as many wide values, and aligned like a [`Block`].
 #[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Truth(u8);
-
-impl Lane<u8> for Truth {
-    #[inline(always)]
-    fn widen(self) -> u8 {
-        u8::from(self.0 != 0)
-    }
-    #[inline(always)]
-    fn narrow(wide: u8) -> Self {
-        Self(wide)
-    }
-}
-
-macro_rules! integer_operations {
-    ($( $rust:ty ),+) => { $(
-        impl Combine<$rust> for Sum {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one.wrapping_add(other) }
-        }
-        impl Combine<$rust> for Product {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one.wrapping_mul(other) }
-        }
-        impl Combine<$rust> for Min {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one.min(other) }
-        }
-        impl Combine<$rust> for Max {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one.max(other) }
-        }
-        impl Combine<$rust> for And {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one & other }
-        }
-        impl Combine<$rust> for Or {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one | other }
-        }
-        impl Combine<$rust> for Xor {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one ^ other }
-        }
-    )+ };
-}
-integer_operations!(i8, u8, i16, u16, i32, u32, i64, u64);
-
-macro_rules! float_operations {
-    ($( $rust:ty ),+) => { $(
-        impl Combine<$rust> for Sum {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one + other }
-        }
-        impl Combine<$rust> for Average {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one + other }
-            #[inline(always)]
-            fn finish(wide: $rust, member_count: u32) -> $rust { wide / (member_count as $rust) }
-        }
-        impl Combine<$rust> for Product {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { one * other }
-        }
-        // A NaN of either side stays: every comparison with it is false, and only `other` is asked for being one.
-        impl Combine<$rust> for Min {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { if other < one || other.is_nan() { other } else { one } }
-        }
-        impl Combine<$rust> for Max {
-            #[inline(always)]
-            fn apply(one: $rust, other: $rust) -> $rust { if other > one || other.is_nan() { other } else { one } }
-        }
-    )+ };
-}
-float_operations!(f32, f64);
-
-macro_rules! average_operations {
-    ($( $wide:ty ),+) => { $(
-        impl Combine<$wide> for Average {
-            // Sums of 2^32 members of the narrow type fit: nothing wraps.
-            #[inline(always)]
-            fn apply(one: $wide, other: $wide) -> $wide { one.wrapping_add(other) }
-            #[inline(always)]
-            fn finish(wide: $wide, member_count: u32) -> $wide { wide / <$wide>::from(member_count) }
-        }
-    )+ };
-}
-average_operations!(i64, i128);
-
-/// The three loops of one element type and operation, over checked lengths.
-#[derive(Clone, Copy)]
-struct Loops {
+pub(super) struct Loops {
     wide_bytes: usize,
-    start: fn(Span<'_>, &mut [u128]),
-    add: fn(Span<'_>, &mut [u128]),
-    finish: fn(&[u128], u32, &mut SpanMut<'_>),
+    /// Combines two sources into a target for so many members.
+    pair: unsafe fn(*const u8, *const u8, *mut u8, usize, u32),
+    /// Writes the wide values of a source.
+    start: unsafe fn(*const u8, *mut u8, usize),
+    /// Combines wide values with a source.
+    add: unsafe fn(*const u8, *mut u8, usize),
+    /// Writes the results of wide values for so many members.
+    finish: unsafe fn(*const u8, *mut u8, usize, u32),
 }
 
-fn count_of<T>(byte_count: usize, accumulator_bytes: usize, wide_bytes: usize) -> usize {
-    (byte_count / size_of::<T>()).min(accumulator_bytes / wide_bytes)
+/// How many elements are taken many at once, and how many elements that is of each.
+const fn many<L: Layout>(count: usize) -> (usize, usize) {
+    let factor = size_of::<L::Many>() / size_of::<L::One>();
+    (count / factor, count / factor * factor)
 }
 
-fn start<T: Lane<W>, W: Copy>(source: Span<'_>, accumulator: &mut [u128]) {
-    let count = count_of::<T>(source.byte_count(), size_of_val(accumulator), size_of::<W>());
-    let (from, to) = (source.pointer().cast::<T>(), accumulator.as_mut_ptr().cast::<W>());
-    for position in 0..count {
-        // SAFETY: `count` elements lie in the source by its span and in the accumulator by its length; the accumulator is
-        // aligned for every type here, the source need not be.
-        unsafe { to.add(position).write(from.add(position).read_unaligned().widen()) };
-    }
-}
-
-fn add<T: Lane<W>, W: Copy, O: Combine<W>>(source: Span<'_>, accumulator: &mut [u128]) {
-    let count = count_of::<T>(source.byte_count(), size_of_val(accumulator), size_of::<W>());
-    let (from, to) = (source.pointer().cast::<T>(), accumulator.as_mut_ptr().cast::<W>());
-    for position in 0..count {
-        // SAFETY: as in `start`; the values there were written by `start`, and every bit pattern of `W` is valid.
-        unsafe {
-            let target = to.add(position);
-            target.write(O::apply(target.read(), from.add(position).read_unaligned().widen()));
+/// # Safety
+/// As [`Loops`] says.
+#[inline(always)]
+pub(super) unsafe fn pair<L, O>(one: *const u8, other: *const u8, target: *mut u8, count: usize, members: u32)
+where
+    L: Layout,
+    O: Combine<L::OneWide> + Combine<L::ManyWide>,
+{
+    let (whole, done) = many::<L>(count);
+    let bytes = done * size_of::<L::One>();
+    // SAFETY: the caller's promise; `done` elements are `whole` times as many as `Many` holds, and the rest follows.
+    unsafe {
+        pair_of::<L::Many, L::ManyWide, O>(one, other, target, whole, members);
+        if count > done {
+            let (one, other, target) = (one.add(bytes), other.add(bytes), target.add(bytes));
+            pair_of::<L::One, L::OneWide, O>(one, other, target, count - done, members);
         }
     }
 }
 
-fn finish<T: Lane<W>, W: Copy, O: Combine<W>>(
-    accumulator: &[u128],
-    member_count: u32,
-    target: &mut SpanMut<'_>,
-) {
-    let count = count_of::<T>(target.byte_count(), size_of_val(accumulator), size_of::<W>());
-    let (from, to) = (accumulator.as_ptr().cast::<W>(), target.pointer().cast::<T>());
-    for position in 0..count {
-        // SAFETY: as in `start`, with source and target exchanged.
-        unsafe {
-            let value = O::finish(from.add(position).read(), member_count);
-            to.add(position).write_unaligned(T::narrow(value));
-        }
-    }
-}
-
-fn loops<T: Lane<W>, W: Copy, O: Combine<W>>() -> Loops {
-    Loops { wide_bytes: size_of::<W>(), start: start::<T, W>, add: add::<T, W, O>, finish: finish::<T, W, O> }
-}
-
-fn float_loops<T, W>(op: ReduceOp) -> Option<Loops>
+/// # Safety
+/// As [`pair`], counted in `T`.
+#[inline(always)]
+unsafe fn pair_of<T, W, O>(one: *const u8, other: *const u8, target: *mut u8, count: usize, members: u32)
 where
     T: Lane<W>,
-    W: Copy,
-    Sum: Combine<W>,
-    Average: Combine<W>,
-    Product: Combine<W>,
-    Min: Combine<W>,
-    Max: Combine<W>,
+    O: Combine<W>,
+{
+    let (one, other, target) = (one.cast::<T>(), other.cast::<T>(), target.cast::<T>());
+    let combine = |one: T, other: T| T::narrow(O::finish(O::apply(one.widen(), other.widen()), members));
+    // SAFETY: the caller's promise. The loops are written for each case, so that the compiler sees one address where two
+    // are equal: it then takes many at once, which it does not where a write might change what is read later.
+    unsafe {
+        if target.cast_const() == one {
+            for position in 0..count {
+                let place = target.add(position);
+                let value = combine(place.read_unaligned(), other.add(position).read_unaligned());
+                place.write_unaligned(value);
+            }
+        } else if target.cast_const() == other {
+            for position in 0..count {
+                let place = target.add(position);
+                let value = combine(one.add(position).read_unaligned(), place.read_unaligned());
+                place.write_unaligned(value);
+            }
+        } else {
+            for position in 0..count {
+                let value = combine(one.add(position).read_unaligned(), other.add(position).read_unaligned());
+                target.add(position).write_unaligned(value);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Loops`] says.
+#[inline(always)]
+pub(super) unsafe fn start<L: Layout>(source: *const u8, accumulator: *mut u8, count: usize) {
+    #[inline(always)]
+    unsafe fn run<T: Lane<W>, W>(source: *const u8, accumulator: *mut u8, count: usize) {
+        let (source, accumulator) = (source.cast::<T>(), accumulator.cast::<W>());
+        for position in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe { accumulator.add(position).write(source.add(position).read_unaligned().widen()) };
+        }
+    }
+    let (whole, done) = many::<L>(count);
+    // SAFETY: as in `pair`; a register of wide values has the size of as many wide values.
+    unsafe {
+        run::<L::Many, L::ManyWide>(source, accumulator, whole);
+        let rest = accumulator.add(done * size_of::<L::OneWide>());
+        run::<L::One, L::OneWide>(source.add(done * size_of::<L::One>()), rest, count - done);
+    }
+}
+
+/// # Safety
+/// As [`Loops`] says, and the accumulator was written by [`start`].
+#[inline(always)]
+pub(super) unsafe fn add<L, O>(source: *const u8, accumulator: *mut u8, count: usize)
+where
+    L: Layout,
+    O: Combine<L::OneWide> + Combine<L::ManyWide>,
+{
+    #[inline(always)]
+    unsafe fn run<T: Lane<W>, W, O: Combine<W>>(source: *const u8, accumulator: *mut u8, count: usize) {
+        let (source, accumulator) = (source.cast::<T>(), accumulator.cast::<W>());
+        for position in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let place = accumulator.add(position);
+                place.write(O::apply(place.read(), source.add(position).read_unaligned().widen()));
+            }
+        }
+    }
+    let (whole, done) = many::<L>(count);
+    // SAFETY: as in `start`.
+    unsafe {
+        run::<L::Many, L::ManyWide, O>(source, accumulator, whole);
+        let rest = accumulator.add(done * size_of::<L::OneWide>());
+        run::<L::One, L::OneWide, O>(source.add(done * size_of::<L::One>()), rest, count - done);
+    }
+}
+
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub(super) unsafe fn finish<L, O>(accumulator: *const u8, target: *mut u8, count: usize, members: u32)
+where
+    L: Layout,
+    O: Combine<L::OneWide> + Combine<L::ManyWide>,
+{
+    #[inline(always)]
+    unsafe fn run<T: Lane<W>, W, O: Combine<W>>(
+        accumulator: *const u8,
+        target: *mut u8,
+        count: usize,
+        members: u32,
+    ) {
+        let (accumulator, target) = (accumulator.cast::<W>(), target.cast::<T>());
+        for position in 0..count {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let value = O::finish(accumulator.add(position).read(), members);
+                target.add(position).write_unaligned(T::narrow(value));
+            }
+        }
+    }
+    let (whole, done) = many::<L>(count);
+    // SAFETY: as in `start`.
+    unsafe {
+        run::<L::Many, L::ManyWide, O>(accumulator, target, whole, members);
+        let rest = accumulator.add(done * size_of::<L::OneWide>());
+        run::<L::One, L::OneWide, O>(rest, target.add(done * size_of::<L::One>()), count - done, members);
+    }
+}
+
+fn loops<C, L, O>() -> Loops
+where
+    C: Class,
+    L: Layout,
+    O: Combine<L::OneWide> + Combine<L::ManyWide>,
+{
+    Loops {
+        wide_bytes: size_of::<L::OneWide>(),
+        pair: C::pair::<L, O>,
+        start: C::start::<L>,
+        add: C::add::<L, O>,
+        finish: C::finish::<L, O>,
+    }
+}
+
+fn float_loops<C, L>(op: ReduceOp) -> Option<Loops>
+where
+    C: Class,
+    L: Layout<OneWide: Float, ManyWide: Float>,
 {
     Some(match op {
-        ReduceOp::Sum => loops::<T, W, Sum>(),
-        ReduceOp::Average => loops::<T, W, Average>(),
-        ReduceOp::Product => loops::<T, W, Product>(),
-        ReduceOp::Min => loops::<T, W, Min>(),
-        ReduceOp::Max => loops::<T, W, Max>(),
+        ReduceOp::Sum => loops::<C, L, Sum>(),
+        ReduceOp::Average => loops::<C, L, Average>(),
+        ReduceOp::Product => loops::<C, L, Product>(),
+        ReduceOp::Min => loops::<C, L, Min>(),
+        ReduceOp::Max => loops::<C, L, Max>(),
         ReduceOp::BitwiseAnd | ReduceOp::BitwiseOr | ReduceOp::BitwiseXor => return None,
     })
 }
 
-fn integer_loops<T, W>(op: ReduceOp) -> Loops
+/// `U` is the unsigned type of the size of `T`: what wraps or works by bits is the same for both.
+fn integer_loops<C, T, U, W>(op: ReduceOp) -> Loops
 where
+    C: Class,
     T: Lane<T> + Lane<W>,
+    U: Lane<U>,
     W: Copy,
     Average: Combine<W>,
-    Sum: Combine<T>,
-    Product: Combine<T>,
+    Sum: Combine<U>,
+    Product: Combine<U>,
     Min: Combine<T>,
     Max: Combine<T>,
-    And: Combine<T>,
-    Or: Combine<T>,
-    Xor: Combine<T>,
+    And: Combine<U>,
+    Or: Combine<U>,
+    Xor: Combine<U>,
 {
     match op {
-        ReduceOp::Sum => loops::<T, T, Sum>(),
-        ReduceOp::Average => loops::<T, W, Average>(),
-        ReduceOp::Product => loops::<T, T, Product>(),
-        ReduceOp::Min => loops::<T, T, Min>(),
-        ReduceOp::Max => loops::<T, T, Max>(),
-        ReduceOp::BitwiseAnd => loops::<T, T, And>(),
-        ReduceOp::BitwiseOr => loops::<T, T, Or>(),
-        ReduceOp::BitwiseXor => loops::<T, T, Xor>(),
+        ReduceOp::Sum => loops::<C, Plain<U, U>, Sum>(),
+        ReduceOp::Average => loops::<C, Plain<T, W>, Average>(),
+        ReduceOp::Product => loops::<C, Plain<U, U>, Product>(),
+        ReduceOp::Min => loops::<C, Plain<T, T>, Min>(),
+        ReduceOp::Max => loops::<C, Plain<T, T>, Max>(),
+        ReduceOp::BitwiseAnd => loops::<C, Plain<U, U>, And>(),
+        ReduceOp::BitwiseOr => loops::<C, Plain<U, U>, Or>(),
+        ReduceOp::BitwiseXor => loops::<C, Plain<U, U>, Xor>(),
     }
 }
 
 /// Truth values: sum and maximum are `or`, product and minimum are `and`; there is no average.
-fn truth_loops(op: ReduceOp) -> Option<Loops> {
+fn truth_loops<C: Class>(op: ReduceOp) -> Option<Loops> {
     Some(match op {
-        ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitwiseOr => loops::<Truth, u8, Or>(),
-        ReduceOp::Product | ReduceOp::Min | ReduceOp::BitwiseAnd => loops::<Truth, u8, And>(),
-        ReduceOp::BitwiseXor => loops::<Truth, u8, Xor>(),
+        ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitwiseOr => loops::<C, Plain<Truth, u8>, Or>(),
+        ReduceOp::Product | ReduceOp::Min | ReduceOp::BitwiseAnd => loops::<C, Plain<Truth, u8>, And>(),
+        ReduceOp::BitwiseXor => loops::<C, Plain<Truth, u8>, Xor>(),
         ReduceOp::Average => return None,
     })
 }
 
-fn choose(dtype: Dtype, op: ReduceOp) -> Result<Loops> {
-    let found = match dtype {
-        Dtype::F64 => float_loops::<f64, f64>(op),
-        Dtype::F32 => float_loops::<f32, f32>(op),
-        Dtype::F16 => float_loops::<f16, f32>(op),
-        Dtype::Bf16 => float_loops::<bf16, f32>(op),
-        Dtype::I8 => Some(integer_loops::<i8, i64>(op)),
-        Dtype::U8 => Some(integer_loops::<u8, i64>(op)),
-        Dtype::I16 => Some(integer_loops::<i16, i64>(op)),
-        Dtype::U16 => Some(integer_loops::<u16, i64>(op)),
-        Dtype::I32 => Some(integer_loops::<i32, i64>(op)),
-        Dtype::U32 => Some(integer_loops::<u32, i64>(op)),
-        Dtype::I64 => Some(integer_loops::<i64, i128>(op)),
-        Dtype::U64 => Some(integer_loops::<u64, i128>(op)),
-        Dtype::Bool => truth_loops(op),
-    };
-    found.ok_or_else(|| {
-        let why =
-            if dtype == Dtype::Bool { "truth values have no average" } else { "it is for integers only" };
-        Error::unsupported(format!("{op} of {dtype}"), why)
-    })
-}
-
-/// Values on their way from several members to one result.
-pub struct Accumulator {
-    loops: Loops,
-    element_bytes: usize,
-    capacity: usize,
-    words: Vec<u128>,
-}
-
-impl std::fmt::Debug for Accumulator {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Accumulator({} elements of {} bytes)", self.capacity, self.element_bytes)
+/// The loops of a class; `None` where the operation means nothing for the type.
+pub(super) fn choose<C: Class>(dtype: Dtype, op: ReduceOp) -> Option<Loops> {
+    match dtype {
+        Dtype::F64 => float_loops::<C, Plain<f64, f64>>(op),
+        Dtype::F32 => float_loops::<C, Plain<f32, f32>>(op),
+        Dtype::F16 => float_loops::<C, C::Halves>(op),
+        Dtype::Bf16 => float_loops::<C, C::Brains>(op),
+        Dtype::I8 => Some(integer_loops::<C, i8, u8, f64>(op)),
+        Dtype::U8 => Some(integer_loops::<C, u8, u8, f64>(op)),
+        Dtype::I16 => Some(integer_loops::<C, i16, u16, f64>(op)),
+        Dtype::U16 => Some(integer_loops::<C, u16, u16, f64>(op)),
+        Dtype::I32 => Some(integer_loops::<C, i32, u32, f64>(op)),
+        Dtype::U32 => Some(integer_loops::<C, u32, u32, f64>(op)),
+        Dtype::I64 => Some(integer_loops::<C, i64, u64, i128>(op)),
+        Dtype::U64 => Some(integer_loops::<C, u64, u64, i128>(op)),
+        Dtype::Bool => truth_loops::<C>(op),
     }
 }
 
@@ -314,99 +272,88 @@ impl std::fmt::Debug for Accumulator {
 /// # Errors
 /// `Unsupported` for bitwise operations on floating-point numbers and averages of truth values.
 pub fn check(dtype: Dtype, op: ReduceOp) -> Result<()> {
-    choose(dtype, op).map(|_| ())
+    let bitwise = matches!(op, ReduceOp::BitwiseAnd | ReduceOp::BitwiseOr | ReduceOp::BitwiseXor);
+    let why = match (dtype, op) {
+        (Dtype::Bool, ReduceOp::Average) => "truth values have no average",
+        _ if bitwise && dtype.is_float() => "it is for integers only",
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(format!("{op} of {dtype}"), why))
 }
 
-impl Accumulator {
-    /// Room for `capacity` elements.
-    ///
-    /// # Errors
-    /// As [`check`].
-    pub fn new(dtype: Dtype, op: ReduceOp, capacity: usize) -> Result<Self> {
-        let loops = choose(dtype, op)?;
-        let words = vec![0; (capacity.saturating_mul(loops.wide_bytes)).div_ceil(size_of::<u128>())];
-        Ok(Self { loops, element_bytes: dtype.size_bytes(), capacity, words })
-    }
-
-    fn check(&self, byte_count: usize) -> Result<()> {
-        if byte_count.is_multiple_of(self.element_bytes) && byte_count / self.element_bytes <= self.capacity {
-            return Ok(());
-        }
-        let limit = self.capacity.saturating_mul(self.element_bytes);
-        let reason = format!("must be at most {limit} bytes, and whole elements of {}", self.element_bytes);
-        Err(Error::invalid("span", byte_count, "reduction", reason))
-    }
-
-    /// Forgets what was there and takes the first member's values.
-    ///
-    /// # Errors
-    /// `Invalid` for more than the capacity, or parts of elements.
-    pub fn start(&mut self, source: Span<'_>) -> Result<()> {
-        self.check(source.byte_count())?;
-        (self.loops.start)(source, &mut self.words);
-        Ok(())
-    }
-
-    /// Combines with the next member's values.
-    ///
-    /// # Errors
-    /// As [`Accumulator::start`].
-    pub fn add(&mut self, source: Span<'_>) -> Result<()> {
-        self.check(source.byte_count())?;
-        (self.loops.add)(source, &mut self.words);
-        Ok(())
-    }
-
-    /// Writes the result for so many members.
-    ///
-    /// # Errors
-    /// As [`Accumulator::start`].
-    pub fn finish(&self, member_count: usize, target: &mut SpanMut<'_>) -> Result<()> {
-        self.check(target.byte_count())?;
-        (self.loops.finish)(&self.words, u32::try_from(member_count).unwrap_or(u32::MAX).max(1), target);
-        Ok(())
-    }
-}
-
-/// Elements combined at a time: wide values of one block stay in the first cache.
-const BLOCK_ELEMENTS: usize = 1024;
-
-/// As [`super::Table::reduce`].
+/// As [`super::Table::reduce`], with the loops that `choose` gives.
 pub(super) fn reduce(
+    choose: fn(Dtype, ReduceOp) -> Option<Loops>,
     dtype: Dtype,
     op: ReduceOp,
     sources: &[Span<'_>],
     target: &mut SpanMut<'_>,
 ) -> Result<()> {
-    let size = dtype.size_bytes();
-    let byte_count = target.byte_count();
-    let mut accumulator = Accumulator::new(dtype, op, BLOCK_ELEMENTS.min(byte_count / size))?;
+    check(dtype, op)?;
+    let Some(loops) = choose(dtype, op) else {
+        return Err(Error::unsupported(format!("{op} of {dtype}"), "there is no loop for it"));
+    };
+    let (size, byte_count) = (dtype.size_bytes(), target.byte_count());
+    let invalid = |argument: &str, value: usize, reason: String| {
+        Err(Error::invalid(argument, value, "reduction", reason))
+    };
+    if !byte_count.is_multiple_of(size) {
+        return invalid("target bytes", byte_count, format!("must be whole elements of {size} bytes"));
+    }
+    if let Some(source) = sources.iter().find(|source| source.byte_count() != byte_count) {
+        let reason = format!("must be {byte_count} like the target");
+        return invalid("source bytes", source.byte_count(), reason);
+    }
+    if sources.is_empty() || sources.len() > MEMBER_LIMIT {
+        return invalid("count of sources", sources.len(), format!("must be 1 to {MEMBER_LIMIT}"));
+    }
+    let members = sources.len() as u32;
+    if let [one, other] = sources {
+        // SAFETY: both sources and the target are `byte_count` bytes by their spans, whole elements of this type; the table
+        // that `choose` came from is one that this processor runs.
+        unsafe {
+            (loops.pair)(one.pointer(), other.pointer(), target.pointer(), byte_count / size, members);
+        }
+        return Ok(());
+    }
+    let mut block = Block(std::mem::MaybeUninit::uninit());
+    let wide = block.0.as_mut_ptr().cast::<u8>();
+    let step = BLOCK_BYTES / loops.wide_bytes * size;
     let mut start = 0;
     while start < byte_count {
-        let end = byte_count.min(start + BLOCK_ELEMENTS * size);
+        let count = step.min(byte_count - start) / size;
         for (position, source) in sources.iter().enumerate() {
-            let block = source.part(start..end)?;
-            if position == 0 { accumulator.start(block)? } else { accumulator.add(block)? }
+            let source = source.pointer().wrapping_add(start);
+            // SAFETY: `count` elements lie within each span from `start`, and as many wide values in the block; the first
+            // source writes them before another reads them.
+            unsafe {
+                if position == 0 {
+                    (loops.start)(source, wide, count)
+                } else {
+                    (loops.add)(source, wide, count)
+                }
+            }
         }
-        accumulator.finish(sources.len(), &mut target.part(start..end)?)?;
-        start = end;
+        // SAFETY: as above.
+        unsafe { (loops.finish)(wide, target.pointer().wrapping_add(start), count, members) };
+        start += count * size;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::*;
     use crate::sys::Element;
+    use crate::sys::kernel::Table;
 
     fn reduce<T: Element + Default>(op: ReduceOp, members: &[&[T]]) -> Vec<T> {
-        let mut accumulator = Accumulator::new(T::DTYPE, op, members[0].len()).expect("supported");
-        accumulator.start(Span::of(members[0])).expect("fits");
-        for member in &members[1..] {
-            accumulator.add(Span::of(member)).expect("fits");
-        }
+        let sources = members.iter().map(|member| Span::of(*member)).collect::<Vec<_>>();
         let mut result = vec![T::default(); members[0].len()];
-        accumulator.finish(members.len(), &mut SpanMut::of(&mut result)).expect("fits");
+        let mut target = SpanMut::of(&mut result);
+        Table::best().reduce(T::DTYPE, op, &sources, &mut target).expect("supported and equal");
         result
     }
 
@@ -442,25 +389,6 @@ mod tests {
     }
 
     #[test]
-    fn odd_addresses_and_every_length_are_right() {
-        for count in 0..70usize {
-            let mut bytes = vec![0u8; count * 4 + 1];
-            for position in 0..count {
-                bytes[1 + position * 4..][..4].copy_from_slice(&(position as f32).to_le_bytes());
-            }
-            let mut accumulator = Accumulator::new(Dtype::F32, ReduceOp::Sum, count).expect("supported");
-            accumulator.start(Span::of(&bytes[1..])).expect("fits");
-            accumulator.add(Span::of(&bytes[1..])).expect("fits");
-            let mut result = vec![0u8; count * 4 + 3];
-            accumulator.finish(2, &mut SpanMut::of(&mut result[3..])).expect("fits");
-            for position in 0..count {
-                let value = f32::from_le_bytes(result[3 + position * 4..][..4].try_into().expect("four"));
-                assert_eq!(value, 2.0 * position as f32);
-            }
-        }
-    }
-
-    #[test]
     fn what_has_no_meaning_is_refused() {
         for dtype in Dtype::ALL {
             for op in ReduceOp::ALL {
@@ -473,8 +401,17 @@ mod tests {
                 assert_eq!(check(*dtype, *op).is_ok(), legal, "{op} of {dtype}");
             }
         }
-        let mut accumulator = Accumulator::new(Dtype::F32, ReduceOp::Sum, 2).expect("supported");
-        assert!(accumulator.start(Span::of(&[0u8; 12])).is_err());
-        assert!(accumulator.add(Span::of(&[0u8; 7])).is_err());
+        let table = Table::SERIAL;
+        let mut target = [0u8; 12];
+        let mut target = SpanMut::of(&mut target);
+        let reduce = |sources: &[Span<'_>], target: &mut SpanMut<'_>| {
+            table.reduce(Dtype::F32, ReduceOp::Sum, sources, target)
+        };
+        assert!(reduce(&[], &mut target).is_err(), "no source");
+        assert!(reduce(&[Span::of(&[0u8; 8])], &mut target).is_err(), "unequal");
+        let mut odd = [0u8; 7];
+        assert!(reduce(&[Span::of(&[0u8; 7])], &mut SpanMut::of(&mut odd)).is_err(), "part of an element");
+        let many = vec![Span::of(&[0u8; 12]); MEMBER_LIMIT + 1];
+        assert!(reduce(&many, &mut target).is_err(), "too many");
     }
 }

@@ -211,10 +211,11 @@ impl Lane<f32> for bf16 {
     fn narrow(wide: f32) -> Self {
         let bits = wide.to_bits();
         // To nearest, ties to even.
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        let quiet = bits >> 16 | 0x40;
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        let quiet = bits | 0x40_0000;
         let bits = if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded };
-        Self::from_bits(bits as u16)
+        // As a signed number, which the oldest instructions can narrow.
+        Self::from_bits((bits.cast_signed() >> 16) as i16 as u16)
     }
 }
 
@@ -247,7 +248,8 @@ fn narrow_to_half(wide: f32) -> u16 {
     let half = if magnitude < 113 << 23 { small } else { normal };
     let half = if magnitude >= 143 << 23 { 0x7c00 } else { half };
     let half = if magnitude > 0x7f80_0000 { nan } else { half };
-    (half | bits >> 16 & 0x8000) as u16
+    // As a signed number, which the oldest instructions can narrow.
+    ((half & 0x7fff).cast_signed() | bits.cast_signed() >> 31 << 15) as i16 as u16
 }
 
 /// A truth value: any byte but 0 is true, and 1 is written.

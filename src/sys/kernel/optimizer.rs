@@ -175,68 +175,104 @@ pub(super) unsafe fn update<R: Real>(
     [first, second]: [*mut R; 2],
     count: usize,
 ) {
-    match *rule.optimizer {
-        Optimizer::Sgd { learning_rate, momentum, weight_decay, .. } if momentum == 0.0 => {
-            let apply = |sums: &[f64], start: usize| {
-                for (position, sum) in sums.iter().enumerate() {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        let place = parameters.add(start + position);
-                        let value = place.read().widen();
-                        let direction = R::narrow(*sum).widen() + weight_decay * value;
-                        place.write(R::narrow(value - learning_rate * direction));
+    let adam = Adam::new(rule);
+    let (mut sums, mut start) = ([0.0; BLOCK], 0);
+    while start < count {
+        let sums = &mut sums[..BLOCK.min(count - start)];
+        // SAFETY: the caller's promise; a state that the rule does not keep is not touched.
+        unsafe {
+            sum_block::<R>(sources, start, sums);
+            let (parameters, first, second) = (parameters.add(start), first.add(start), second.add(start));
+            match (*rule.optimizer, &adam) {
+                (Optimizer::Sgd { learning_rate, momentum, weight_decay, .. }, _) if momentum == 0.0 => {
+                    descend(sums, parameters, learning_rate, weight_decay);
+                }
+                (Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay }, _) => {
+                    let rates = [learning_rate, weight_decay, momentum];
+                    // Apart, so that no loop asks for each element.
+                    if nesterov {
+                        roll::<R, true>(sums, parameters, first, rates);
+                    } else {
+                        roll::<R, false>(sums, parameters, first, rates);
                     }
                 }
-            };
-            // SAFETY: the caller's promise.
-            unsafe { by_blocks::<R>(sources, count, apply) };
+                (Optimizer::AdamW { .. }, adam) => adapt(sums, parameters, [first, second], adam),
+            }
         }
-        Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay } => {
-            let apply = |sums: &[f64], start: usize| {
-                for (position, sum) in sums.iter().enumerate() {
-                    // SAFETY: the caller's promise; this rule keeps the first state.
-                    unsafe {
-                        let (place, kept_place) =
-                            (parameters.add(start + position), first.add(start + position));
-                        let value = place.read().widen();
-                        let direction = R::narrow(*sum).widen() + weight_decay * value;
-                        // The state starts at zero, so the first direction is the gradient, as torch has it.
-                        let kept = momentum * kept_place.read().widen() + direction;
-                        kept_place.write(R::narrow(kept));
-                        let direction = if nesterov { direction + momentum * kept } else { kept };
-                        place.write(R::narrow(value - learning_rate * direction));
-                    }
-                }
-            };
-            // SAFETY: the caller's promise.
-            unsafe { by_blocks::<R>(sources, count, apply) };
+        start += sums.len();
+    }
+}
+
+/// One block of gradient descent without momentum.
+///
+/// # Safety
+/// The parameters must be aligned and valid for as many elements as there are gradients.
+#[inline(always)]
+unsafe fn descend<R: Real>(gradients: &[f64], parameters: *mut R, learning_rate: f64, weight_decay: f64) {
+    for (position, gradient) in gradients.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = parameters.add(position);
+            let value = place.read().widen();
+            let direction = R::narrow(*gradient).widen() + weight_decay * value;
+            place.write(R::narrow(value - learning_rate * direction));
         }
-        Optimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-            let power = |base: f64| base.powf(precise(rule.update));
-            let step_size = learning_rate / (1.0 - power(beta1));
-            let root = (1.0 - power(beta2)).sqrt();
-            let keep = 1.0 - learning_rate * weight_decay;
-            let apply = |sums: &[f64], start: usize| {
-                for (position, sum) in sums.iter().enumerate() {
-                    let gradient = R::narrow(*sum).widen();
-                    // SAFETY: the caller's promise; this rule keeps both states.
-                    unsafe {
-                        let place = parameters.add(start + position);
-                        let (first, second) = (first.add(start + position), second.add(start + position));
-                        let value = place.read().widen() * keep;
-                        let mean = first.read().widen();
-                        let mean = mean + (1.0 - beta1) * (gradient - mean);
-                        let square = second.read().widen() * beta2;
-                        let square = square + (1.0 - beta2) * gradient * gradient;
-                        first.write(R::narrow(mean));
-                        second.write(R::narrow(square));
-                        let change = step_size * mean / (square.sqrt() / root + epsilon);
-                        place.write(R::narrow(value - change));
-                    }
-                }
-            };
-            // SAFETY: the caller's promise.
-            unsafe { by_blocks::<R>(sources, count, apply) };
+    }
+}
+
+/// One block of gradient descent with momentum.
+///
+/// # Safety
+/// As [`descend`], and the state likewise.
+#[inline(always)]
+unsafe fn roll<R: Real, const NESTEROV: bool>(
+    gradients: &[f64],
+    parameters: *mut R,
+    state: *mut R,
+    [learning_rate, weight_decay, momentum]: [f64; 3],
+) {
+    for (position, gradient) in gradients.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (place, state) = (parameters.add(position), state.add(position));
+            let value = place.read().widen();
+            let direction = R::narrow(*gradient).widen() + weight_decay * value;
+            // The state starts at zero, so the first direction is the gradient, as torch has it.
+            let kept = momentum * state.read().widen() + direction;
+            state.write(R::narrow(kept));
+            let direction = if NESTEROV { direction + momentum * kept } else { kept };
+            place.write(R::narrow(value - learning_rate * direction));
+        }
+    }
+}
+
+/// The numbers of one update of AdamW that are the same for all elements.
+struct Adam {
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    /// The learning rate with the bias correction of the first moment.
+    step_size: f64,
+    /// The root of the bias correction of the second moment.
+    root: f64,
+    /// What weight decay leaves of a parameter.
+    keep: f64,
+}
+
+impl Adam {
+    /// Zeros for another optimizer.
+    fn new(rule: &Rule<'_>) -> Self {
+        let Optimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } = *rule.optimizer else {
+            return Self { beta1: 0.0, beta2: 0.0, epsilon: 0.0, step_size: 0.0, root: 0.0, keep: 0.0 };
+        };
+        let power = |base: f64| base.powf(precise(rule.update));
+        Self {
+            beta1,
+            beta2,
+            epsilon,
+            step_size: learning_rate / (1.0 - power(beta1)),
+            root: (1.0 - power(beta2)).sqrt(),
+            keep: 1.0 - learning_rate * weight_decay,
         }
     }
 }
@@ -246,19 +282,29 @@ fn precise(update: u64) -> f64 {
     update as f64
 }
 
-/// Hands the sums of one block of all sources after the other, with the position where each begins.
+/// One block of AdamW.
 ///
 /// # Safety
-/// As [`sum_block`], for `count` elements.
+/// As [`descend`], and both states likewise.
 #[inline(always)]
-unsafe fn by_blocks<R: Real>(sources: &[Source<'_>], count: usize, mut apply: impl FnMut(&[f64], usize)) {
-    let (mut sums, mut start) = ([0.0; BLOCK], 0);
-    while start < count {
-        let sums = &mut sums[..BLOCK.min(count - start)];
+unsafe fn adapt<R: Real>(gradients: &[f64], parameters: *mut R, [first, second]: [*mut R; 2], adam: &Adam) {
+    let Adam { beta1, beta2, epsilon, step_size, root, keep } = *adam;
+    for (position, gradient) in gradients.iter().enumerate() {
+        let gradient = R::narrow(*gradient).widen();
         // SAFETY: the caller's promise.
-        unsafe { sum_block::<R>(sources, start, sums) };
-        apply(sums, start);
-        start += sums.len();
+        unsafe {
+            let (place, first, second) =
+                (parameters.add(position), first.add(position), second.add(position));
+            let value = place.read().widen() * keep;
+            let mean = first.read().widen();
+            let mean = mean + (1.0 - beta1) * (gradient - mean);
+            let square = second.read().widen() * beta2;
+            let square = square + (1.0 - beta2) * gradient * gradient;
+            first.write(R::narrow(mean));
+            second.write(R::narrow(square));
+            let change = step_size * mean / (square.sqrt() / root + epsilon);
+            place.write(R::narrow(value - change));
+        }
     }
 }
 

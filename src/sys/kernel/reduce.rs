@@ -64,6 +64,12 @@ where
     }
 }
 
+/// Not a closure: that would be compiled apart, without the instructions of the class.
+#[inline(always)]
+fn both<T: Lane<W>, W, O: Combine<W>>(one: T, other: T, members: u32) -> T {
+    T::narrow(O::finish(O::apply(one.widen(), other.widen()), members))
+}
+
 /// # Safety
 /// As [`pair`], counted in `T`.
 #[inline(always)]
@@ -73,25 +79,27 @@ where
     O: Combine<W>,
 {
     let (one, other, target) = (one.cast::<T>(), other.cast::<T>(), target.cast::<T>());
-    let combine = |one: T, other: T| T::narrow(O::finish(O::apply(one.widen(), other.widen()), members));
     // SAFETY: the caller's promise. The loops are written for each case, so that the compiler sees one address where two
     // are equal: it then takes many at once, which it does not where a write might change what is read later.
     unsafe {
         if target.cast_const() == one {
             for position in 0..count {
                 let place = target.add(position);
-                let value = combine(place.read_unaligned(), other.add(position).read_unaligned());
+                let value =
+                    both::<T, W, O>(place.read_unaligned(), other.add(position).read_unaligned(), members);
                 place.write_unaligned(value);
             }
         } else if target.cast_const() == other {
             for position in 0..count {
                 let place = target.add(position);
-                let value = combine(one.add(position).read_unaligned(), place.read_unaligned());
+                let value =
+                    both::<T, W, O>(one.add(position).read_unaligned(), place.read_unaligned(), members);
                 place.write_unaligned(value);
             }
         } else {
             for position in 0..count {
-                let value = combine(one.add(position).read_unaligned(), other.add(position).read_unaligned());
+                let (one, other) = (one.add(position).read_unaligned(), other.add(position).read_unaligned());
+                let value = both::<T, W, O>(one, other, members);
                 target.add(position).write_unaligned(value);
             }
         }

@@ -184,7 +184,7 @@ pub(super) unsafe fn update<R: Real>(
             sum_block::<R>(sources, start, sums);
             let (parameters, first, second) = (parameters.add(start), first.add(start), second.add(start));
             match (*rule.optimizer, &adam) {
-                (Optimizer::Sgd { learning_rate, momentum, weight_decay, .. }, _) if momentum == 0.0 => {
+                (Optimizer::Sgd { learning_rate, momentum: 0.0, weight_decay, .. }, _) => {
                     descend(sums, parameters, learning_rate, weight_decay);
                 }
                 (Optimizer::Sgd { learning_rate, momentum, nesterov, weight_decay }, _) => {

@@ -358,7 +358,7 @@ mod tests {
     use crate::sys::kernel::Table;
 
     fn reduce<T: Element + Default>(op: ReduceOp, members: &[&[T]]) -> Vec<T> {
-        let sources = members.iter().map(|member| Span::of(*member)).collect::<Vec<_>>();
+        let sources = members.iter().map(|member| Span::of(member)).collect::<Vec<_>>();
         let mut result = vec![T::default(); members[0].len()];
         let mut target = SpanMut::of(&mut result);
         Table::best().reduce(T::DTYPE, op, &sources, &mut target).expect("supported and equal");

@@ -73,6 +73,14 @@ const fn training<C: Class, R: Real>() -> Training<R> {
 #[derive(Clone, Copy)]
 pub struct Table(&'static Kernels);
 
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.class() == other.class()
+    }
+}
+
+impl Eq for Table {}
+
 impl std::fmt::Debug for Table {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Table({})", self.class())

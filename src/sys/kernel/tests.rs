@@ -62,8 +62,11 @@ fn source(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        let bits =
-            if state % 3 == 0 { HARD[(state >> 8) as usize % HARD.len()] } else { state.rotate_left(29) };
+        let bits = if state.is_multiple_of(3) {
+            HARD[(state >> 8) as usize % HARD.len()]
+        } else {
+            state.rotate_left(29)
+        };
         bytes.extend_from_slice(&bits.to_le_bytes()[8 - size..]);
     }
     bytes
@@ -126,13 +129,52 @@ fn every_class_reduces_to_the_same_bits() {
 }
 
 #[test]
+fn averages_of_integers_are_exact() {
+    fn check_average<T: crate::sys::Element + Default + Into<i128>>(sources: &[Vec<T>]) {
+        let spans = sources.iter().map(|source| Span::of(source)).collect::<Vec<_>>();
+        for table in tables().into_iter().chain([Table::SERIAL]) {
+            let mut found = vec![T::default(); sources[0].len()];
+            let mut target = SpanMut::of(&mut found);
+            table.reduce(T::DTYPE, ReduceOp::Average, &spans, &mut target).expect("equal");
+            for (position, value) in found.iter().enumerate() {
+                let sum: i128 = sources.iter().map(|source| source[position].into()).sum();
+                assert_eq!((*value).into(), sum / sources.len() as i128, "{table:?} at {position}");
+            }
+        }
+    }
+    for members in 2..8usize {
+        let words = |seed: usize| (0..300).map(move |place| (place * 2_654_435_761 + seed * 40_503) as u32);
+        // The ends of the range among them, so that sums pass it.
+        let signed = |seed| words(seed).map(|word| if word % 5 == 0 { i32::MIN } else { word.cast_signed() });
+        let unsigned = |seed| words(seed).map(|word| if word % 5 == 0 { u32::MAX } else { word });
+        check_average(&(0..members).map(|seed| signed(seed).collect::<Vec<_>>()).collect::<Vec<_>>());
+        check_average(&(0..members).map(|seed| unsigned(seed).collect::<Vec<_>>()).collect::<Vec<_>>());
+        let bytes = |seed| signed(seed).map(|word| (word >> 24) as i8).collect::<Vec<_>>();
+        check_average(&(0..members).map(bytes).collect::<Vec<_>>());
+        let wide = |seed| signed(seed).map(|word| i64::from(word) << 32 | 77).collect::<Vec<_>>();
+        check_average(&(0..members).map(wide).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_table_of_a_class_without_kernels_has_those_below() {
+    use crate::vocabulary::CpuClass;
+    assert_eq!(Table::of(CpuClass::Serial).class(), CpuClass::Serial);
+    for class in CpuClass::ALL {
+        let table = Table::of(*class);
+        assert!(table.class() <= *class && super::COMPILED.contains(&table.class()), "{class}: {table:?}");
+    }
+    assert_eq!(Table::best(), Table::of(CpuClass::Monoversioned));
+}
+
+#[test]
 fn every_pattern_of_halves_is_converted_the_same() {
     let all = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect::<Vec<_>>();
     let turned =
         (0..=u16::MAX).map(|bits| bits.rotate_left(5)).flat_map(u16::to_le_bytes).collect::<Vec<_>>();
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
-            check_reduction(dtype, op, &[all.clone()], 0);
+            check_reduction(dtype, op, std::slice::from_ref(&all), 0);
             check_reduction(dtype, op, &[all.clone(), turned.clone()], 1);
             check_reduction(dtype, op, &[all.clone(), turned.clone(), all.clone()], 0);
         }

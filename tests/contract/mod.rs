@@ -2,6 +2,7 @@
 
 mod documents;
 mod examples;
+mod kernels;
 mod layers;
 pub(crate) mod machines;
 mod names;

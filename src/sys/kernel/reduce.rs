@@ -27,9 +27,10 @@ struct Block(std::mem::MaybeUninit<[u8; BLOCK_BYTES]>);
 /// accumulators are valid for as many wide values, and aligned like a [`Block`].
 #[derive(Clone, Copy)]
 pub(super) struct Loops {
+    element_bytes: usize,
     wide_bytes: usize,
-    /// Combines two sources into a target for so many members.
-    pair: unsafe fn(*const u8, *const u8, *mut u8, usize, u32),
+    /// Combines two sources into a target for so many members, without an accumulator; `None` where that is rarely asked.
+    pair: Option<unsafe fn(*const u8, *const u8, *mut u8, usize, u32)>,
     /// Writes the wide values of a source.
     start: unsafe fn(*const u8, *mut u8, usize),
     /// Combines wide values with a source.
@@ -194,9 +195,20 @@ where
     L: Layout,
     O: Combine<L::OneWide> + Combine<L::ManyWide>,
 {
+    Loops { pair: Some(C::pair::<L, O>), ..block_loops::<C, L, O>() }
+}
+
+/// As [`loops`], without the one for pairs: what is rarely asked for is compiled into less code.
+fn block_loops<C, L, O>() -> Loops
+where
+    C: Class,
+    L: Layout,
+    O: Combine<L::OneWide> + Combine<L::ManyWide>,
+{
     Loops {
+        element_bytes: size_of::<L::One>(),
         wide_bytes: size_of::<L::OneWide>(),
-        pair: C::pair::<L, O>,
+        pair: None,
         start: C::start::<L>,
         add: C::add::<L, O>,
         finish: C::finish::<L, O>,
@@ -218,7 +230,7 @@ where
     })
 }
 
-/// `U` is the unsigned type of the size of `T`: what wraps or works by bits is the same for both.
+/// `U` is the unsigned type of the size of `T`: what wraps is the same for both. What works by bits works by bytes.
 fn integer_loops<C, T, U, W>(op: ReduceOp) -> Loops
 where
     C: Class,
@@ -230,28 +242,25 @@ where
     Product: Combine<U>,
     Min: Combine<T>,
     Max: Combine<T>,
-    And: Combine<U>,
-    Or: Combine<U>,
-    Xor: Combine<U>,
 {
     match op {
         ReduceOp::Sum => loops::<C, Plain<U, U>, Sum>(),
-        ReduceOp::Average => loops::<C, Plain<T, W>, Average>(),
-        ReduceOp::Product => loops::<C, Plain<U, U>, Product>(),
-        ReduceOp::Min => loops::<C, Plain<T, T>, Min>(),
-        ReduceOp::Max => loops::<C, Plain<T, T>, Max>(),
-        ReduceOp::BitwiseAnd => loops::<C, Plain<U, U>, And>(),
-        ReduceOp::BitwiseOr => loops::<C, Plain<U, U>, Or>(),
-        ReduceOp::BitwiseXor => loops::<C, Plain<U, U>, Xor>(),
+        ReduceOp::Average => block_loops::<C, Plain<T, W>, Average>(),
+        ReduceOp::Product => block_loops::<C, Plain<U, U>, Product>(),
+        ReduceOp::Min => block_loops::<C, Plain<T, T>, Min>(),
+        ReduceOp::Max => block_loops::<C, Plain<T, T>, Max>(),
+        ReduceOp::BitwiseAnd => block_loops::<C, Plain<u8, u8>, And>(),
+        ReduceOp::BitwiseOr => block_loops::<C, Plain<u8, u8>, Or>(),
+        ReduceOp::BitwiseXor => block_loops::<C, Plain<u8, u8>, Xor>(),
     }
 }
 
 /// Truth values: sum and maximum are `or`, product and minimum are `and`; there is no average.
 fn truth_loops<C: Class>(op: ReduceOp) -> Option<Loops> {
     Some(match op {
-        ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitwiseOr => loops::<C, Plain<Truth, u8>, Or>(),
-        ReduceOp::Product | ReduceOp::Min | ReduceOp::BitwiseAnd => loops::<C, Plain<Truth, u8>, And>(),
-        ReduceOp::BitwiseXor => loops::<C, Plain<Truth, u8>, Xor>(),
+        ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitwiseOr => block_loops::<C, Plain<Truth, u8>, Or>(),
+        ReduceOp::Product | ReduceOp::Min | ReduceOp::BitwiseAnd => block_loops::<C, Plain<Truth, u8>, And>(),
+        ReduceOp::BitwiseXor => block_loops::<C, Plain<Truth, u8>, Xor>(),
         ReduceOp::Average => return None,
     })
 }
@@ -316,11 +325,13 @@ pub(super) fn reduce(
         return invalid("count of sources", sources.len(), format!("must be 1 to {MEMBER_LIMIT}"));
     }
     let members = sources.len() as u32;
-    if let [one, other] = sources {
+    // Bytes, where the loops work by bits.
+    let size = loops.element_bytes;
+    if let ([one, other], Some(pair)) = (sources, loops.pair) {
         // SAFETY: both sources and the target are `byte_count` bytes by their spans, whole elements of this type; the table
         // that `choose` came from is one that this processor runs.
         unsafe {
-            (loops.pair)(one.pointer(), other.pointer(), target.pointer(), byte_count / size, members);
+            pair(one.pointer(), other.pointer(), target.pointer(), byte_count / size, members);
         }
         return Ok(());
     }

@@ -37,6 +37,9 @@ def behind_a_call(wait):
     time.sleep(0.3)
     wait()
 
+async def awaiting(call):
+    await call
+
 def silent(call):
     try:
         call()
@@ -62,6 +65,11 @@ WAITS = {
     "edit": "trainer.edit().__enter__()",
     "save": "trainer.save('checkpoint', step=1)",
     "load": "trainer.load('checkpoint')",
+    "deferred": "mesh.deferred().barrier().wait()",
+    "deferred step": "trainer.deferred().step().wait()",
+    "progress": "mesh.all_reduce(numbers, progress=lambda *_: None)",
+    "asyncio": "asyncio.run(awaiting(mesh.deferred().barrier()))",
+    "line": "behind_a_call(mesh.barrier)",
     "drain": "behind_a_call(executor.drain)",
     "close": "behind_a_call(lambda: executor.__exit__(None, None, None))",
 }
@@ -84,7 +92,7 @@ def test_ctrl_c_ends_a_wait(name: str, tmp_path: Path) -> None:
         second.wait_for("formed")
         first.wait_for("waiting")
         assert interrupt(first) < 3 * PROMISE
-        # The process is whole: it closes, and ends by itself.
+        # The process is whole: it closes, and ends by itself, with a deferred call that still waits or without.
         assert first.wait(60) == 0, first.text()
         assert "closed" in first.text()
 

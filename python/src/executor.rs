@@ -40,7 +40,7 @@ impl Executor {
     ///
     /// threads: how many; 0 is the core budget: the cores that this process may use, within its cgroup's quota.
     /// memory_domains: the memory domains (NUMA nodes) whose cores to use; None for all that this process may use.
-    /// deferred_limit: how many deferred calls may wait behind the one that runs.
+    /// deferred_limit: how many calls may wait behind the one that runs; one without room gets ContendedError.
     /// cpu_class: the kernels to use; None for the best that this machine runs.
     ///
     /// Raises InvalidError for what this machine does not have, UnsupportedError for a class that it cannot run.
@@ -61,7 +61,8 @@ impl Executor {
         Ok(Self::new(inner))
     }
 
-    /// An executor on a thread pool that other code made; raises UnsupportedError: not in this version.
+    /// An executor on a thread pool that other code made; raises UnsupportedError: such a pool cannot be pinned, drained
+    /// or closed. Use for_ram with as many threads.
     ///
     /// pool: the address of the pool.
     #[classmethod]
@@ -124,7 +125,7 @@ impl Executor {
         self.inner.is_closed()
     }
 
-    /// Waits for every call submitted before, then sets what idle threads do.
+    /// Waits for every call submitted before, deferred ones included, then sets what idle threads do.
     ///
     /// mood: Mood.PARKED (sleep) or Mood.BUSY (spin). Raises ClosedError, TimedOutError.
     #[pyo3(signature = (mood=None), text_signature = "($self, mood=uform.Mood.PARKED)")]

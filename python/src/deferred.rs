@@ -3,11 +3,13 @@
 //! Awaiting is Python code (`uform/_await.py`): a frame of Rust must not be under code that runs in a loop of a thread which
 //! the end of the interpreter may end. What is here neither runs Python code nor lets another thread in.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use pyo3::exceptions::PyBaseException;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
+use pyo3::sync::OnceLockExt;
 use pyo3::types::{PyBytes, PyList};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
@@ -87,7 +89,13 @@ pub(crate) struct Deferred {
     call: Box<dyn Pending>,
     report: Option<Arc<Report>>,
     executor: Py<Executor>,
-    outcome: PyOnceLock<PyResult<Py<PyAny>>>,
+    outcome: OnceLock<Outcome>,
+}
+
+/// What a call ended with; an exception knows frames, and so maybe the Deferred that keeps it.
+enum Outcome {
+    Value(Py<PyAny>),
+    Raised(Py<PyBaseException>),
 }
 
 impl Deferred {
@@ -97,7 +105,7 @@ impl Deferred {
         call: uform::Deferred<T>,
         convert: impl Fn(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + Sync + 'static,
     ) -> Self {
-        let (executor, outcome) = (executor.clone_ref(py), PyOnceLock::new());
+        let (executor, outcome) = (executor.clone_ref(py), OnceLock::new());
         Self { call: Box::new(Waited { call, convert }), report: None, executor, outcome }
     }
 }
@@ -122,16 +130,33 @@ impl Deferred {
 
     /// The result of a call that is done.
     fn _result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let outcome = self.outcome.get_or_init(py, || {
+        let outcome = self.outcome.get_or_init_py_attached(py, || {
             let result = self.call.take(py);
-            match &self.report {
+            let result = match &self.report {
                 Some(report) => report.outcome(py, result),
                 None => result,
+            };
+            match result {
+                Ok(value) => Outcome::Value(value),
+                Err(error) => Outcome::Raised(error.into_value(py)),
             }
         });
         match outcome {
-            Ok(value) => Ok(value.clone_ref(py)),
-            Err(error) => Err(error.clone_ref(py)),
+            Outcome::Value(value) => Ok(value.clone_ref(py)),
+            Outcome::Raised(error) => Err(PyErr::from_value(error.bind(py).clone().into_any())),
+        }
+    }
+
+    /// Lets the collector see what is kept, once the call is done: until then its callback may be called.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.outcome.get() {
+            Some(Outcome::Value(value)) => visit.call(value)?,
+            Some(Outcome::Raised(error)) => visit.call(error)?,
+            None => {}
+        }
+        match &self.report {
+            Some(report) if self.call.is_done() => visit.call(report.callback()),
+            _ => Ok(()),
         }
     }
 

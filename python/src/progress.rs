@@ -31,6 +31,11 @@ impl Report {
         Ok(Self { callback: given.clone().unbind(), failure: Mutex::default() })
     }
 
+    /// What is called back.
+    pub(crate) fn callback(&self) -> &Py<PyAny> {
+        &self.callback
+    }
+
     /// Calls back, holding the interpreter's lock meanwhile.
     pub(crate) fn tell(&self, done: u64, total: u64) {
         if self.failure().has_failed {

@@ -74,4 +74,10 @@ def awaiting(deferred: "Deferred[_T]") -> Generator[Any, Any, _T]:
             yield from future
         finally:
             watch.remove(future)
-    return deferred._result()
+            # An exception keeps this frame: not what the loop listened to.
+            del watch, future
+    try:
+        return deferred._result()
+    finally:
+        # Nor the Deferred, which keeps the exception.
+        del deferred

@@ -1,5 +1,6 @@
 """Wrong arguments and wrong orders of calls: a clear error of uform or a TypeError, never a crash, never a leak."""
 
+import asyncio
 import contextlib
 import gc
 import inspect
@@ -159,7 +160,9 @@ def attempt(call: Callable[..., object], data: st.DataObject) -> None:
         else:
             named[name] = value
     with refused_clearly():
-        call(*positional, **named)
+        answer = call(*positional, **named)
+        if isinstance(answer, uform.Deferred):
+            answer.wait(60.0)
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +200,7 @@ VERBS = sorted(
     for name, member in vars(uform.Mesh).items()
     if not name.startswith("_") and callable(member) and name not in {"bootstrap", "close"}
 )
+DEFERRED_VERBS = sorted(name for name in vars(uform.DeferredMesh) if not name.startswith("_"))
 TRAINER_CALLS = ["ready", "step", "save", "load", "on", "deferred"]
 
 
@@ -213,6 +217,25 @@ def test_constructors_refuse_clearly(name: str, data: st.DataObject) -> None:
 def test_verbs_refuse_clearly(mesh: uform.Mesh, name: str, data: st.DataObject) -> None:
     attempt(getattr(mesh, name), data)
     assert mesh.exchange(b"still here", timeout_seconds=60.0) == [b"still here"]
+
+
+@pytest.mark.parametrize("name", DEFERRED_VERBS)
+@PATIENT
+@given(data=st.data())
+def test_deferred_verbs_refuse_clearly(mesh: uform.Mesh, name: str, data: st.DataObject) -> None:
+    attempt(getattr(mesh.deferred(), name), data)
+    call = mesh.deferred().exchange(b"still here")
+    attempt(call.wait, data)
+    assert call.wait(60.0) == [b"still here"]
+
+
+@pytest.mark.parametrize("name", ["step", "save", "load"])
+@PATIENT
+@given(data=st.data())
+def test_deferred_trainers_refuse_clearly(mesh: uform.Mesh, name: str, data: st.DataObject) -> None:
+    trainer = uform.Trainer(mesh, {"x": np.zeros(2)}, uform.SGD(0.1))
+    attempt(getattr(trainer.deferred(), name), data)
+    assert trainer.deferred().step().wait(60.0).step >= 1
 
 
 @pytest.mark.parametrize("name", TRAINER_CALLS)
@@ -255,7 +278,8 @@ def test_a_flag_is_no_number(mesh: uform.Mesh, value: bool) -> None:
 
 def test_wrong_orders_of_calls_are_refused(tmp_path: Path) -> None:
     numbers = np.zeros(2, dtype=np.float32)
-    for kind in (uform.Mesh, uform.Executor, uform.Arena, uform.Array, uform.Topology, uform.Deferred):
+    kinds = (uform.Mesh, uform.Executor, uform.Arena, uform.Array, uform.Topology, uform.Deferred)
+    for kind in (*kinds, uform.DeferredMesh, uform.DeferredTrainer, uform.StepReport):
         with pytest.raises(TypeError):
             kind()
     with pytest.raises(TypeError):
@@ -279,6 +303,9 @@ def test_wrong_orders_of_calls_are_refused(tmp_path: Path) -> None:
         lambda: mesh.all_reduce(numbers),
         lambda: mesh.exchange(b""),
         lambda: mesh.arena(64),
+        lambda: mesh.deferred().barrier().wait(),
+        lambda: mesh.on(executor).barrier(),
+        lambda: trainer.deferred().step().wait(),
         executor.drain,
         lambda: uform.Mesh.bootstrap(executor, None),
         lambda: uform.Trainer(mesh, {"x": np.zeros(2)}, uform.SGD(0.1)),
@@ -313,9 +340,20 @@ def counts() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+async def in_a_loop(mesh: uform.Mesh) -> None:
+    """Await some calls, and cancel one."""
+    task = asyncio.ensure_future(mesh.deferred().barrier())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(
+        task, mesh.deferred().barrier(), mesh.deferred().exchange(b""), return_exceptions=True
+    )
+    await mesh.deferred().barrier()
+
+
 def one_round(generator: random.Random, wrong: list[Any]) -> None:
     """Make one of everything, use it wrongly, and let it go, closed or not."""
-    executor = uform.Executor.for_ram(1)
+    executor = uform.Executor.for_ram(1, deferred_limit=generator.choice([0, 8]))
     with refused_clearly():
         uform.Executor.for_ram(generator.choice(wrong), memory_domains=generator.choice(wrong))
     with refused_clearly():
@@ -338,6 +376,18 @@ def one_round(generator: random.Random, wrong: list[Any]) -> None:
             arena.array(two, three)
         with refused_clearly():
             uform.Trainer(mesh, {"x": one}, uform.SGD(0.1))
+        with refused_clearly():
+            mesh.deferred().all_reduce(one, progress=two).wait(60.0)
+        with refused_clearly():
+            mesh.deferred().all_reduce(numbers.copy(), progress=lambda *_: len(3)).wait(60.0)
+        with refused_clearly():
+            mesh.all_reduce(numbers.copy(), progress=lambda *_: mesh.barrier())
+    # One that nobody awaits, one that a loop awaits, and one that it gives up.
+    mesh.deferred().barrier()
+    mesh.executor.drain()
+    with refused_clearly():
+        asyncio.run(in_a_loop(mesh))
+    mesh.executor.drain()
     arena.array(2).__dlpack__(max_version=(1, 0))
     np.from_dlpack(arena.array(2)).sum()
     trainer = uform.Trainer(mesh, {"x": np.zeros(2)}, uform.SGD(0.1))

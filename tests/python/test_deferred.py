@@ -339,6 +339,29 @@ def test_a_loop_that_is_closed_under_its_tasks_leaves_nothing_open(mesh: uform.M
     gate.call.wait()
 
 
+def test_what_failed_keeps_nothing_alive(mesh: uform.Mesh) -> None:
+    class Witness:
+        pass
+
+    def fail() -> weakref.ref[Witness]:
+        witness, calls = Witness(), []
+        wrong = mesh.deferred().all_reduce(
+            np.zeros(2), out=np.zeros(3), progress=lambda *_: calls.append(wrong)
+        )
+        calls.append(wrong)
+        try:
+            awaited(wrong)
+        except uform.InvalidError:
+            # The exception knows this frame, which knows the call, which knows the exception.
+            return weakref.ref(witness)
+        raise AssertionError
+
+    before = descriptors()
+    there = fail()
+    assert descriptors() == before
+    assert there() is None
+
+
 def test_await_needs_a_loop(mesh: uform.Mesh) -> None:
     gate = Gate(mesh)
     call = mesh.deferred().barrier()

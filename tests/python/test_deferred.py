@@ -387,7 +387,9 @@ def test_progress_is_told_on_the_executors_threads(mesh: uform.Mesh) -> None:
     mesh.all_reduce(numbers, progress=note)
     mesh.broadcast(numbers, progress=note)
     mesh.deferred().all_gather(numbers, np.zeros_like(numbers), progress=note).wait()
-    assert [entry[:2] for entry in told if entry[0] == entry[1]] == [(numbers.nbytes, numbers.nbytes)] * 3
+    # Each call ends with a report of the whole; a timely one may have said the same just before.
+    assert [entry[:2] for entry in told].count((numbers.nbytes, numbers.nbytes)) >= 3
+    assert all(done <= total == numbers.nbytes for done, total, _ in told)
     assert threading.get_native_id() not in {entry[2] for entry in told}
 
 
@@ -537,7 +539,7 @@ async def main():
     assert await deferred.exchange(bytes([mesh.index])) == [bytes([index]) for index in range(mesh.count)]
 
 asyncio.run(main())
-assert len([1 for done, total in told if done == total]) == 8
+assert len([1 for done, total in told if done == total]) >= 8
 mesh.close()
 executor.__exit__(None, None, None)
 print("done")

@@ -21,6 +21,9 @@ const BLOCK_BYTES: usize = 8 << 10;
 #[repr(align(64))]
 struct Block(std::mem::MaybeUninit<[u8; BLOCK_BYTES]>);
 
+/// Combines two sources into a target of so many elements, for so many members.
+type Pair = unsafe fn(*const u8, *const u8, *mut u8, usize, u32);
+
 /// The loops of one class, element type and operation.
 ///
 /// Counts are elements. Sources and targets are valid for so many, at any alignment, and a target may be a source;
@@ -29,8 +32,8 @@ struct Block(std::mem::MaybeUninit<[u8; BLOCK_BYTES]>);
 pub(super) struct Loops {
     element_bytes: usize,
     wide_bytes: usize,
-    /// Combines two sources into a target for so many members, without an accumulator; `None` where that is rarely asked.
-    pair: Option<unsafe fn(*const u8, *const u8, *mut u8, usize, u32)>,
+    /// Works without an accumulator; `None` where that is rarely asked.
+    pair: Option<Pair>,
     /// Writes the wide values of a source.
     start: unsafe fn(*const u8, *mut u8, usize),
     /// Combines wide values with a source.

@@ -627,8 +627,9 @@ uform_status_t uform_mesh_broadcast(uform_mesh_t const *mesh, void *array, size_
 /**
  *  Puts the arrays of all processes one after the other, by index: `count` elements in, those of all out.
  *
- *  @param array what this process gives; it may be its own part of `out`, and no other overlap is legal.
- *  @param counts NULL: all give as many. Counts that differ are not in this version.
+ *  @param array what this process gives; it may be its own part of `out` if `counts` is NULL, and no other overlap is legal.
+ *  @param counts NULL: all give `count`. Else how many elements each process gives, the same numbers everywhere; `count` is
+ *      then not looked at.
  */
 uform_status_t uform_mesh_all_gather(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                      size_t const *counts, uform_dtype_t dtype,
@@ -638,28 +639,50 @@ uform_status_t uform_mesh_all_gather(uform_mesh_t const *mesh, void const *array
  *  Reduces the arrays of all processes and gives each its part, by index: those of all in, `count` elements out.
  *
  *  @param array `count` elements for each process; it must not overlap `out`.
- *  @param counts NULL: all get as many. Counts that differ are not in this version.
+ *  @param counts NULL: all get `count`. Else how many elements each process gets, the same numbers everywhere; `count` is
+ *      then not looked at.
  */
 uform_status_t uform_mesh_reduce_scatter(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                          size_t const *counts, uform_dtype_t dtype, uform_reduce_op_t op,
                                          uform_call_options_t const *options);
 
-/** Gives the reduction of all to `root`. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Gives the reduction of all to `root`: `count` elements in, `count` out at `root`.
+ *
+ *  @param array what this process gives; at `root` it may be the same pointer as `out`, and no other overlap is legal.
+ *  @param out not looked at elsewhere than at `root`.
+ */
 uform_status_t uform_mesh_reduce(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                  uform_dtype_t dtype, uform_reduce_op_t op, size_t root,
                                  uform_call_options_t const *options);
 
-/** Gives every process one part of every other. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Gives every process one part of every other: the part for each process in, by index, and the part from each out.
+ *
+ *  @param array `count` elements for each process; it must not overlap `out`.
+ *  @param send_counts NULL, as `receive_counts`: all parts have `count` elements. Else how many go to each process.
+ *  @param receive_counts how many come from each process; a pair that counts differently is `uform_status_disagreed_k`.
+ */
 uform_status_t uform_mesh_all_to_all(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                      size_t const *send_counts, size_t const *receive_counts,
                                      uform_dtype_t dtype, uform_call_options_t const *options);
 
-/** Gives `root` the arrays of all. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Gives `root` the arrays of all, one after the other, by index: `count` elements in, those of all out at `root`.
+ *
+ *  @param out not looked at elsewhere than at `root`; it must not overlap `array`.
+ *  @param counts as in `uform_mesh_all_gather`.
+ */
 uform_status_t uform_mesh_gather(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                  size_t const *counts, uform_dtype_t dtype, size_t root,
                                  uform_call_options_t const *options);
 
-/** Gives every process its part of the array of `root`. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Gives every process its part of the array of `root`, by index: those of all in at `root`, `count` elements out.
+ *
+ *  @param array not looked at elsewhere than at `root`; it must not overlap `out`.
+ *  @param counts as in `uform_mesh_reduce_scatter`.
+ */
 uform_status_t uform_mesh_scatter(uform_mesh_t const *mesh, void const *array, void *out, size_t count,
                                   size_t const *counts, uform_dtype_t dtype, size_t root,
                                   uform_call_options_t const *options);

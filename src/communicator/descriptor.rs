@@ -301,11 +301,14 @@ impl Counts {
             (Some(counts), None) if call.verb == Verb::AllToAll => {
                 refuse("counts", counts, "needs the counts that are received, too")
             }
-            (Some(counts), Some(received)) if call.verb == Verb::AllToAll => Ok(Some(Self {
-                own: 0,
-                total: total("counts", counts)?,
-                received: total("receive_counts", received)?,
-            })),
+            (Some(counts), Some(received)) if call.verb == Verb::AllToAll => {
+                let (total, received_total) = (total("counts", counts)?, total("receive_counts", received)?);
+                if counts.get(seat) != received.get(seat) {
+                    let reason = "must agree with counts on the part that this member keeps";
+                    return refuse("receive_counts", received, reason);
+                }
+                Ok(Some(Self { own: 0, total, received: received_total }))
+            }
             (_, Some(received)) => refuse("receive_counts", received, "is for all_to_all with counts"),
             (Some(counts), None) => {
                 let total = total("counts", counts)?;

@@ -206,6 +206,47 @@ static void use_looks(uform_mesh_t const *mesh) {
 
 #define LENGTH 20000
 
+/* Verbs whose members bring or get different parts; who has no use for an array gives none. */
+static void use_parts(uform_mesh_t const *mesh, double *array, double *out) {
+    uform_dtype_t const f64 = uform_dtype_f64_k;
+    size_t const root = own_count - 1;
+    int const is_root = own_index == root;
+    size_t counts[8] = {0}, received[8] = {0}, member, start = 0;
+    double const own = 1e6 * (double)own_index, last = 1e6 * (double)root;
+    if (own_count > 8) exit(3);
+    SUCCEED(uform_mesh_reduce(mesh, array, is_root ? out : NULL, LENGTH, f64, uform_reduce_op_max_k, root, NULL));
+    if (is_root) EXPECT(out[9] == last + 9.0);
+    SUCCEED(uform_mesh_all_to_all(mesh, array, out, LENGTH, NULL, NULL, f64, NULL));
+    EXPECT(out[1] == (double)(own_index * LENGTH + 1));
+    EXPECT(out[root * LENGTH + 1] == last + (double)(own_index * LENGTH + 1));
+    SUCCEED(uform_mesh_gather(mesh, array, is_root ? out : NULL, LENGTH, NULL, f64, root, NULL));
+    if (is_root) EXPECT(out[2] == 2.0 && out[root * LENGTH + 2] == last + 2.0);
+    SUCCEED(uform_mesh_scatter(mesh, is_root ? array : NULL, out, LENGTH, NULL, f64, root, NULL));
+    EXPECT(out[3] == last + (double)(own_index * LENGTH + 3));
+
+    /* Member i has i + 1 elements. */
+    for (member = 0; member < own_count; member++) {
+        counts[member] = member + 1;
+        start += member < own_index ? counts[member] : 0;
+    }
+    SUCCEED(uform_mesh_all_gather(mesh, array, out, 0, counts, f64, NULL));
+    EXPECT(out[0] == 0.0 && out[start] == own && out[start + own_index] == own + (double)own_index);
+    SUCCEED(uform_mesh_gather(mesh, array, out, 0, counts, f64, root, NULL));
+    SUCCEED(uform_mesh_scatter(mesh, array, out, 0, counts, f64, root, NULL));
+    EXPECT(out[own_index] == last + (double)(start + own_index));
+    SUCCEED(uform_mesh_reduce_scatter(mesh, array, out, 0, counts, f64, uform_reduce_op_min_k, NULL));
+    EXPECT(out[0] == (double)start);
+    /* Everybody gets as much from each as it has members before it, and one. */
+    for (member = 0; member < own_count; member++) received[member] = own_index + 1;
+    SUCCEED(uform_mesh_all_to_all(mesh, array, out, 0, counts, received, f64, NULL));
+    EXPECT(out[0] == (double)start && out[root * (own_index + 1)] == last + (double)start);
+    received[(own_index + 1) % own_count] += 1;
+    if (own_count == 1) REFUSE(invalid, "keeps", uform_mesh_all_to_all(mesh, array, out, 0, counts, received, f64, NULL));
+    else REFUSE(disagreed, "index", uform_mesh_all_to_all(mesh, array, out, 0, counts, received, f64, NULL));
+    REFUSE(invalid, "counts", uform_mesh_all_to_all(mesh, array, out, 1, counts, NULL, f64, NULL));
+    REFUSE(invalid, "root", uform_mesh_gather(mesh, array, out, 1, NULL, f64, own_count, NULL));
+}
+
 static void use_arrays(uform_mesh_t const *mesh) {
     size_t const large = LENGTH * own_count;
     double *array = (double *)malloc(large * sizeof *array), *out = (double *)malloc(large * sizeof *out);
@@ -245,6 +286,8 @@ static void use_arrays(uform_mesh_t const *mesh) {
 
     SUCCEED(uform_mesh_reduce_scatter(mesh, array, out, LENGTH, NULL, uform_dtype_f64_k, uform_reduce_op_sum_k, NULL));
     EXPECT(out[3] == 1e6 * sum_of_indexes + (double)(own_count * (own_index * LENGTH + 3)));
+
+    use_parts(mesh, array, out);
 
     /* Nothing at all is legal, with and without addresses. */
     SUCCEED(uform_mesh_all_reduce(mesh, NULL, NULL, 0, uform_dtype_f64_k, uform_reduce_op_sum_k, NULL));
@@ -310,16 +353,8 @@ static void use_arenas(uform_mesh_t const *mesh) {
 static void use_later_verbs(uform_mesh_t const *mesh) {
     float in[4] = {0}, out[4] = {0};
     uform_dtype_t const f32 = uform_dtype_f32_k;
-    uform_reduce_op_t const sum = uform_reduce_op_sum_k;
-    uform_status_t statuses[6];
-    int verb;
-    statuses[0] = uform_mesh_reduce(mesh, in, out, 4, f32, sum, 0, NULL);
-    statuses[1] = uform_mesh_all_to_all(mesh, in, out, 4, NULL, NULL, f32, NULL);
-    statuses[2] = uform_mesh_gather(mesh, in, out, 4, NULL, f32, 0, NULL);
-    statuses[3] = uform_mesh_scatter(mesh, in, out, 4, NULL, f32, 0, NULL);
-    statuses[4] = uform_mesh_send(mesh, in, 4, f32, 0, 0, NULL);
-    statuses[5] = uform_mesh_receive(mesh, out, 4, f32, 0, 0, NULL);
-    for (verb = 0; verb < 6; verb++) EXPECT(statuses[verb] == uform_status_unsupported_k);
+    REFUSE(unsupported, "send", uform_mesh_send(mesh, in, 4, f32, 0, 0, NULL));
+    REFUSE(unsupported, "receive", uform_mesh_receive(mesh, out, 4, f32, 0, 0, NULL));
 }
 
 static void note(uint64_t done, uint64_t total, void *user) {
@@ -527,7 +562,8 @@ static void use_wrong_arguments(uform_mesh_t const *mesh, uform_executor_t const
     REFUSE(invalid, "aligned", uform_mesh_all_reduce(mesh, bytes + 1, bytes + 1, 1, f64, sum, NULL));
     REFUSE(invalid, "count", uform_mesh_all_reduce(mesh, numbers, numbers, (size_t)-1, f64, sum, NULL));
     REFUSE(invalid, "root", uform_mesh_broadcast(mesh, numbers, 1, f64, own_count, NULL));
-    REFUSE(unsupported, "counts", uform_mesh_all_gather(mesh, numbers, numbers + 4, 1, counts, f64, NULL));
+    counts[0] = (size_t)-1;
+    REFUSE(invalid, "count", uform_mesh_all_gather(mesh, numbers, numbers + 4, 1, counts, f64, NULL));
     options.timeout_seconds = -2.0;
     REFUSE(invalid, "timeout_seconds = -2", uform_mesh_barrier(mesh, &options));
     options.struct_size = 0;

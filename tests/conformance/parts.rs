@@ -219,6 +219,10 @@ fn refusals(on: &dyn Communicator) {
     }
     refused(Attempt { counts: Some(&equal), ..attempt(Verb::AllReduce, 0) }.run(on, None, &mut [0.0]));
     refused(Attempt { counts: Some(&equal), ..attempt(Verb::AllToAll, 0) }.run(on, Some(&one), &mut [0.0]));
+    let mut kept = equal.clone();
+    kept[seat] = 2;
+    let own = Attempt { counts: Some(&equal), received: Some(&kept), ..attempt(Verb::AllToAll, 0) };
+    refused(own.run(on, Some(&vec![0.0; members]), &mut vec![0.0; members + 1]));
     refused(attempt(Verb::Gather, seat).run(on, None, &mut [0.0]));
     refused(attempt(Verb::AllToAll, 0).run(on, None, &mut vec![0.0; members]));
     refused(attempt(Verb::Scatter, seat).run(on, None, &mut [0.0]));

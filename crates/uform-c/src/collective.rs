@@ -11,7 +11,7 @@ use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
 use crate::arena;
 use crate::argument::{self, Out};
-use crate::call::{Calling, Report, absent};
+use crate::call::{Calling, Report};
 use crate::deferred;
 use crate::handle::{self, Arena, Mesh, Payloads};
 use crate::mesh::Held;
@@ -40,27 +40,41 @@ struct Request {
     array: Option<(*const c_void, Count)>,
     out: (*mut c_void, Count),
     in_place: InPlace,
+    /// Null, or one for each member.
     counts: *const usize,
+    /// The same, for what comes in where that is counted apart.
+    receive_counts: *const usize,
 }
 
-/// How many elements an array has: one member's part, or that of all.
+/// How many elements an array has: one member's part, or that of all. Where the parts are counted, these count instead.
 #[derive(Clone, Copy)]
 struct Count {
     part: usize,
     of_all: bool,
+    /// Whether the root alone has the array; what others give is not looked at.
+    at_root: bool,
 }
 
 fn part(part: usize) -> Count {
-    Count { part, of_all: false }
+    Count { part, of_all: false, at_root: false }
 }
 
 fn all(part: usize) -> Count {
-    Count { part, of_all: true }
+    Count { part, of_all: true, at_root: false }
+}
+
+fn at_root(count: Count) -> Count {
+    Count { at_root: true, ..count }
 }
 
 impl Count {
-    fn bytes(self, members: usize, dtype: Dtype) -> Result<usize> {
-        let count = if self.of_all { self.part.saturating_mul(members) } else { self.part };
+    fn bytes(self, mesh: &uform::Mesh, counts: Option<&[usize]>, dtype: Dtype) -> Result<usize> {
+        let count = match (counts, self.of_all) {
+            (None, false) => self.part,
+            (None, true) => self.part.saturating_mul(mesh.count()),
+            (Some(counts), false) => counts.get(mesh.index()).copied().unwrap_or(0),
+            (Some(counts), true) => counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count)),
+        };
         argument::byte_count(count, dtype)
     }
 }
@@ -87,6 +101,7 @@ verbs! {
             out: (out, part(count)),
             in_place: InPlace::Whole,
             counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
         })
     }
 
@@ -108,6 +123,7 @@ verbs! {
             out: (array, part(count)),
             in_place: InPlace::Whole,
             counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
         })
     }
 
@@ -130,6 +146,7 @@ verbs! {
             out: (out, all(count)),
             in_place: InPlace::Part,
             counts,
+            receive_counts: std::ptr::null(),
         })
     }
 
@@ -153,63 +170,104 @@ verbs! {
             out: (out, part(count)),
             in_place: InPlace::Never,
             counts,
+            receive_counts: std::ptr::null(),
         })
     }
 
     /// The root gets the reduction of all.
     fn uform_mesh_reduce(
         mesh: *const Mesh,
-        _array: *const c_void,
-        _out: *mut c_void,
-        _count: usize,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
         dtype: c_int,
         op: c_int,
         root: usize,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::Reduce, dtype, op, root, options)
+        run(mesh, options, Request {
+            verb: Verb::Reduce,
+            dtype,
+            op,
+            root,
+            array: Some((array, part(count))),
+            out: (out, at_root(part(count))),
+            in_place: InPlace::Whole,
+            counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
+        })
     }
 
     /// Every member gets one part of every other.
     fn uform_mesh_all_to_all(
         mesh: *const Mesh,
-        _array: *const c_void,
-        _out: *mut c_void,
-        _count: usize,
-        _send_counts: *const usize,
-        _receive_counts: *const usize,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        send_counts: *const usize,
+        receive_counts: *const usize,
         dtype: c_int,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::AllToAll, dtype, SUM, 0, options)
+        run(mesh, options, Request {
+            verb: Verb::AllToAll,
+            dtype,
+            op: SUM,
+            root: 0,
+            array: Some((array, all(count))),
+            out: (out, all(count)),
+            in_place: InPlace::Never,
+            counts: send_counts,
+            receive_counts,
+        })
     }
 
     /// The root gets the values of all, by index.
     fn uform_mesh_gather(
         mesh: *const Mesh,
-        _array: *const c_void,
-        _out: *mut c_void,
-        _count: usize,
-        _counts: *const usize,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        counts: *const usize,
         dtype: c_int,
         root: usize,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::Gather, dtype, SUM, root, options)
+        run(mesh, options, Request {
+            verb: Verb::Gather,
+            dtype,
+            op: SUM,
+            root,
+            array: Some((array, part(count))),
+            out: (out, at_root(all(count))),
+            in_place: InPlace::Never,
+            counts,
+            receive_counts: std::ptr::null(),
+        })
     }
 
     /// Every member gets its part of the root's values.
     fn uform_mesh_scatter(
         mesh: *const Mesh,
-        _array: *const c_void,
-        _out: *mut c_void,
-        _count: usize,
-        _counts: *const usize,
+        array: *const c_void,
+        out: *mut c_void,
+        count: usize,
+        counts: *const usize,
         dtype: c_int,
         root: usize,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::Scatter, dtype, SUM, root, options)
+        run(mesh, options, Request {
+            verb: Verb::Scatter,
+            dtype,
+            op: SUM,
+            root,
+            array: Some((array, at_root(all(count)))),
+            out: (out, part(count)),
+            in_place: InPlace::Never,
+            counts,
+            receive_counts: std::ptr::null(),
+        })
     }
 
     /// One member's values go to another.
@@ -249,6 +307,7 @@ verbs! {
             out: (std::ptr::null_mut(), part(0)),
             in_place: InPlace::Whole,
             counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
         })
     }
 
@@ -311,6 +370,8 @@ struct Arrays {
     dtype: Dtype,
     op: ReduceOp,
     root: usize,
+    counts: Option<Vec<usize>>,
+    receive_counts: Option<Vec<usize>>,
     input: Option<Span<'static>>,
     output: SpanMut<'static>,
     report: Option<Report>,
@@ -321,6 +382,8 @@ impl Arrays {
     fn call(&mut self) -> Call<'_> {
         let output = self.output.reborrow();
         let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
+        call.counts = self.counts.as_deref();
+        call.receive_counts = self.receive_counts.as_deref();
         call.progress = self.report.as_ref().map(|report| Progress::new(&**report));
         call
     }
@@ -329,7 +392,7 @@ impl Arrays {
 /// Runs a verb on arrays, or submits it.
 ///
 /// # Safety
-/// Arrays are null or have as many elements as the request says; `counts` is null; `options` as [`Calling::read`]
+/// Arrays are null or have as many elements as the request says; counts are null or one for each member; `options` as [`Calling::read`]
 /// wants it; all of them until the call ends.
 unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) -> Result<()> {
     let mesh = handle::get::<Held>(mesh)?;
@@ -360,26 +423,39 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
 /// # Safety
 /// As [`run`].
 unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
-    let verb = request.verb;
-    if !request.counts.is_null() {
-        return Err(absent("counts", verb.word()));
-    }
+    let (verb, root) = (request.verb, request.root);
     let dtype = argument::number("dtype", request.dtype, Dtype::from_number)?;
     let op = argument::number("op", request.op, ReduceOp::from_number)?;
-    let (members, size) = (mesh.count(), dtype.size_bytes());
+    let size = dtype.size_bytes();
+    let counted = |name: &str, counts: *const usize| match counts.is_null() {
+        true => Ok(None),
+        // SAFETY: the caller of this function vouches for one for each member.
+        false => unsafe { argument::numbers(name, counts, mesh.count()) },
+    };
+    let counts = counted("counts", request.counts)?;
+    let receive_counts = counted("receive_counts", request.receive_counts)?;
+    let has = |count: Count| !count.at_root || root == mesh.index();
     let (out, out_count) = request.out;
     let name = if request.array.is_some() { "out" } else { "array" };
-    // SAFETY: the caller of this function vouches for as many elements.
-    let output = unsafe { argument::span_mut(name, out, out_count.bytes(members, dtype)?, size) }?;
-    let input = match request.array {
+    let out_counts = receive_counts.as_deref().or(counts.as_deref());
+    let output = if has(out_count) {
+        // SAFETY: the caller of this function vouches for as many elements.
+        unsafe { argument::span_mut(name, out, out_count.bytes(mesh, out_counts, dtype)?, size) }?
+    } else {
+        SpanMut::empty()
+    };
+    let input = match request.array.filter(|(_, count)| has(*count)) {
         None => None,
         Some((array, count)) => {
+            let bytes = count.bytes(mesh, counts.as_deref(), dtype)?;
             // SAFETY: as above.
-            let input = unsafe { argument::span("array", array, count.bytes(members, dtype)?, size) }?;
-            given(input, &output, request.in_place, mesh.index())?
+            let input = unsafe { argument::span("array", array, bytes, size) }?;
+            // One that gives and gets nothing back has no array in place.
+            let in_place = if has(out_count) { request.in_place } else { InPlace::Never };
+            given(input, &output, in_place, mesh.index(), counts.as_deref())?
         }
     };
-    Ok(Arrays { verb, dtype, op, root: request.root, input, output, report: None })
+    Ok(Arrays { verb, dtype, op, root, counts, receive_counts, input, output, report: None })
 }
 
 /// The input of a call; `None` where the array lies in the output as the form in place wants it.
@@ -388,9 +464,12 @@ fn given<'a>(
     output: &SpanMut<'_>,
     in_place: InPlace,
     index: usize,
+    counts: Option<&[usize]>,
 ) -> Result<Option<Span<'a>>> {
     let place = match in_place {
         InPlace::Whole => Some(output.pointer().addr()),
+        // The part of a counted array is not looked for in it.
+        InPlace::Part if counts.is_some() => None,
         InPlace::Part => Some(output.pointer().addr() + index * input.byte_count()),
         InPlace::Never => None,
     };

@@ -394,7 +394,7 @@ impl World {
         }
         let (count, dtype, op, root) = (bytes.count(8), bytes.number(), bytes.number(), bytes.count(2));
         let counts: *const usize = if bytes.below(8) == 0 { self.extents.as_ptr() } else { ptr::null() };
-        let none = ptr::null();
+        let received = if bytes.is() { counts } else { ptr::null() };
         // SAFETY: arrays are null or hold as many elements as a legal count has; structs lie in places; handles may be
         // any numbers. What a deferred call uses lives as long as this world.
         let status = unsafe {
@@ -404,7 +404,7 @@ impl World {
                 3 => uform_mesh_all_gather(mesh, array, out, count, counts, dtype, options),
                 4 => uform_mesh_reduce_scatter(mesh, array, out, count, counts, dtype, op, options),
                 5 => uform_mesh_reduce(mesh, array, out, count, dtype, op, root, options),
-                6 => uform_mesh_all_to_all(mesh, array, out, count, none, none, dtype, options),
+                6 => uform_mesh_all_to_all(mesh, array, out, count, counts, received, dtype, options),
                 7 => uform_mesh_gather(mesh, array, out, count, counts, dtype, root, options),
                 8 => uform_mesh_scatter(mesh, array, out, count, counts, dtype, root, options),
                 9 => uform_mesh_send(mesh, array, count, dtype, root, 0, options),

@@ -19,12 +19,9 @@ const ROCM_FOLDERS: [&str; 5] =
 /// Whether this build has the code for a word.
 #[must_use]
 pub fn is_compiled(word: &str) -> bool {
-    match word {
-        "cuda" | "nccl" => cfg!(feature = "nccl"),
-        "rocm" | "rccl" => cfg!(feature = "rccl"),
-        "mpi" => cfg!(feature = "mpi"),
-        _ => false,
-    }
+    let (nccl, rccl, mpi) = (cfg!(feature = "nccl"), cfg!(feature = "rccl"), cfg!(feature = "mpi"));
+    let built = [("cuda", nccl), ("nccl", nccl), ("rocm", rccl), ("rccl", rccl), ("mpi", mpi)];
+    built.contains(&(word, true))
 }
 
 /// Whether the CUDA driver's library can be loaded. It is not started.

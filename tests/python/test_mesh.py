@@ -349,7 +349,8 @@ def test_one_process_needs_no_folder_and_no_home(tmp_path: Path) -> None:
         member = members.start([sys.executable, "-c", program], variables)
         assert member.wait() == 0, member.text()
         lines = member.text().splitlines()
-        assert lines[-1] == "1" and "srun" in lines[0], lines
+        assert lines[-1] == "1", lines
+        assert "srun" in lines[0], lines
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a network namespace")

@@ -3,12 +3,14 @@
 mod announcement;
 pub mod ccl;
 mod descriptor;
+mod gate;
 mod handshake;
 pub mod mpi;
 mod parts;
 mod progress;
 mod reduce;
 pub mod shared;
+mod small;
 pub mod tcp;
 pub mod tiered;
 

@@ -12,8 +12,8 @@ mod peer;
 mod wire;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use address::{Admits, Selection};
@@ -27,12 +27,13 @@ use self::peer::{Heard, Peer};
 use self::wire::Frame;
 use super::announcement::{self, Part};
 use super::descriptor::{self, Cause, Descriptor, again};
+use super::gate::{self, Gate};
 use super::parts;
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Awaited;
 use crate::sys::shared::Segment;
-use crate::sys::{CHECK_INTERVAL, Deadline, Span, SpanMut, network, process};
+use crate::sys::{CHECK_INTERVAL, Deadline, Span, SpanMut, network};
 use crate::topology::{Group, Process};
 use crate::vocabulary::Verb;
 
@@ -47,19 +48,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// One call at a time: a second one at the same time is `Contended`.
 pub struct TcpCommunicator {
-    name: String,
     seats: Vec<usize>,
     own: usize,
     process: Process,
-    pid: u32,
     piece_bytes: usize,
     silence: Duration,
     /// By seat; this member has no peer in itself.
     peers: Vec<Option<Peer>>,
     /// The number of the call that was begun last.
     sequence: AtomicU64,
-    turn: Mutex<Turn>,
-    is_closed: AtomicBool,
+    gate: Gate<Turn>,
     /// After which call the last refusals were, and how many of them were told.
     refusals: Mutex<(u64, u32)>,
 }
@@ -71,6 +69,12 @@ pub(super) struct Turn {
     pub(super) heard: Vec<Heard>,
     pub(super) scratch: Scratch,
     ended: Option<Error>,
+}
+
+impl gate::Turn for Turn {
+    fn ended(&self) -> Option<&Error> {
+        self.ended.as_ref()
+    }
 }
 
 /// One call as its waits see it.
@@ -105,7 +109,7 @@ impl SharedArena for OwnPart {
 
 impl std::fmt::Debug for TcpCommunicator {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "TcpCommunicator({}, seat {} of {})", self.name, self.own, self.seats.len())
+        write!(formatter, "TcpCommunicator({}, seat {} of {})", self.gate.name(), self.own, self.seats.len())
     }
 }
 
@@ -137,17 +141,14 @@ impl TcpCommunicator {
         }
         let heard = peers.iter().map(|_| Heard::default()).collect();
         Ok(Arc::new(Self {
-            name: group.name.clone(),
             seats: group.seats.clone(),
             own: group.own,
             process: links.own,
-            pid: process::pid(),
             piece_bytes: payload::piece_bytes(piece_bytes, group.seats.len()),
             silence: links.silence,
             peers,
             sequence: AtomicU64::new(0),
-            turn: Mutex::new(Turn { heard, ..Turn::default() }),
-            is_closed: AtomicBool::new(false),
+            gate: Gate::new(group.name.clone(), Turn { heard, ..Turn::default() }),
             refusals: Mutex::new((0, 0)),
         }))
     }
@@ -162,34 +163,12 @@ impl TcpCommunicator {
     }
 
     fn closed(&self) -> Option<Error> {
-        let why = if process::pid() != self.pid {
-            "it was made before a fork; open another in this process"
-        } else if self.is_closed.load(Ordering::SeqCst) {
-            "it was closed by this member"
-        } else {
-            return None;
-        };
-        Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
+        self.gate.closed()
     }
 
     /// Takes the turn, or says why this group makes no more calls.
     pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
-        if let Some(error) = self.closed() {
-            return Err(error);
-        }
-        let turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let what = format!("the group {}", self.name);
-                let holder = format!("another call than this {}", verb.word());
-                return Err(Error::Contended { what, holder, waited: Duration::ZERO });
-            }
-        };
-        match &turn.ended {
-            Some(error) => Err(again(error)),
-            None => Ok(turn),
-        }
+        self.gate.begin(verb)
     }
 
     pub(super) fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
@@ -419,7 +398,7 @@ impl Communicator for TcpCommunicator {
     }
 
     fn close(&self) {
-        if process::pid() == self.pid && !self.is_closed.swap(true, Ordering::SeqCst) {
+        if self.gate.close() {
             let frame = Frame::Close(self.sequence.load(Ordering::SeqCst));
             for peer in self.peers() {
                 peer.post(&frame);

@@ -268,13 +268,13 @@ fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
         let (index, Seen { launcher, reason }) = (launch.index.value, seen);
         // One process where a launcher left something is what somebody may not have meant.
         if launch.launcher == "none" {
-            tracing::warn!(index, "{launcher} was seen and not taken: {reason}");
+            tracing::warn!("index {index}: {launcher} was seen and not taken: {reason}");
         } else {
-            tracing::info!(index, "{launcher} was seen and not taken: {reason}");
+            tracing::info!("index {index}: {launcher} was seen and not taken: {reason}");
         }
     }
     for note in &launch.notes {
-        tracing::info!(index = launch.index.value, "{note}");
+        tracing::info!("index {}: {note}", launch.index.value);
     }
     Ok(launch)
 }

@@ -10,6 +10,7 @@ use uform::{
     Deadline, Error, Executor, HostOptions, Mesh, MeshOptions, ReduceOp, Result, Status, device, environment,
 };
 
+use super::calls::{bootstrap, exchange_words, move_arrays};
 use crate::harness::{self, Folder, Outcome, Role, Setup, assert_all_succeeded, entries, say, transcript};
 
 /// The roles of these tests.
@@ -27,46 +28,17 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
 
 const MINUTES: Duration = Duration::from_secs(180);
 
-fn element(index: usize, position: usize) -> f64 {
-    // A constant fill would hide faults.
-    (index * 1_000_000 + position) as f64
-}
-
-fn bootstrap() -> Mesh {
-    Mesh::bootstrap(None, None).unwrap_or_else(|error| panic!("{}", error.chain()))
-}
-
 /// Every verb with values that tell members and positions apart, then closing.
 fn verbs(index: usize, count: usize, _argument: &str) {
     let mesh = bootstrap();
     assert_eq!((mesh.index(), mesh.count()), (index, count));
     assert_eq!(mesh.describe().host_domain_index, index);
     assert_eq!(mesh.topology().hosts().len(), 1);
-    for length in [1, 7, 1000, 70_001] {
-        let own = (0..length).map(|position| element(index, position)).collect::<Vec<_>>();
-        let mut sum = own.clone();
-        mesh.all_reduce(&mut sum, ReduceOp::Sum).expect("all come");
-        for (position, sum) in sum.iter().enumerate() {
-            assert_eq!(*sum, (0..count).map(|index| element(index, position)).sum::<f64>());
-        }
-        let root = length % count;
-        let mut copy = own.clone();
-        mesh.broadcast(&mut copy, root).expect("all come");
-        assert!(copy.iter().enumerate().all(|(position, value)| *value == element(root, position)));
-        let mut all = vec![0.0; length * count];
-        mesh.all_gather(&own, &mut all).expect("all come");
-        for (at, value) in all.iter().enumerate() {
-            assert_eq!(*value, element(at / length, at % length));
-        }
-        let mut share = vec![0.0; length];
-        mesh.reduce_scatter(&all, &mut share, ReduceOp::Max).expect("all come");
-        assert!(share.iter().enumerate().all(|(position, value)| *value == element(index, position)));
-    }
+    move_arrays(&mesh, &[1, 7, 1000, 70_001]);
     mesh.all_reduce::<f32>(&mut [], ReduceOp::Sum).expect("nothing is legal");
     mesh.barrier().expect("all come");
+    exchange_words(&mesh);
     let deadline = Mesh::verb_deadline(0.0).expect("the default");
-    let words = mesh.exchange(&vec![index as u8; index], &deadline).expect("all come");
-    assert_eq!(words, (0..count).map(|index| vec![index as u8; index]).collect::<Vec<_>>());
     let arena = mesh.arena(64 * (index + 1), &deadline).expect("room for some bytes");
     for other in 0..count {
         assert_eq!(arena.part(other).expect("a member").byte_count(), 64 * (other + 1));

@@ -9,6 +9,7 @@ use uform::communicator::tcp::{Links, Listener, Run, TcpCommunicator};
 use uform::rendezvous::RunKey;
 use uform::{Deadline, Error, Mesh, Optimizer, Parameter, ReduceOp, Status, Trainer};
 
+use super::calls::{bootstrap, exchange_words, move_arrays};
 use super::communicator::{expect_lost, sum};
 use crate::conformance::members::{self, KEY, SILENCE, group, patience};
 use crate::harness::network::{Hosts, has_ipv6};
@@ -28,42 +29,14 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
 
 const MINUTES: Duration = Duration::from_secs(180);
 
-fn element(index: usize, position: usize) -> f64 {
-    (index * 1_000_000 + position) as f64
-}
-
-fn bootstrap() -> Mesh {
-    Mesh::bootstrap(None, None).unwrap_or_else(|error| panic!("{}", error.chain()))
-}
-
 /// Every verb over as many hosts as the argument says.
 fn verbs(index: usize, count: usize, argument: &str) {
     let mesh = bootstrap();
     assert_eq!(mesh.topology().hosts().len().to_string(), argument);
-    for length in [0, 1, 1001, 250_007] {
-        let own = (0..length).map(|position| element(index, position)).collect::<Vec<_>>();
-        let mut total = own.clone();
-        mesh.all_reduce(&mut total, ReduceOp::Sum).expect("all come");
-        for (position, total) in total.iter().enumerate() {
-            assert_eq!(*total, (0..count).map(|index| element(index, position)).sum::<f64>());
-        }
-        let root = length % count;
-        let mut copy = own.clone();
-        mesh.broadcast(&mut copy, root).expect("all come");
-        assert!(copy.iter().enumerate().all(|(position, value)| *value == element(root, position)));
-        let mut all = vec![0.0; length * count];
-        mesh.all_gather(&own, &mut all).expect("all come");
-        for (at, value) in all.iter().enumerate() {
-            assert_eq!(*value, element(at / length, at % length));
-        }
-        let mut share = vec![0.0; length];
-        mesh.reduce_scatter(&all, &mut share, ReduceOp::Max).expect("all come");
-        assert!(share.iter().enumerate().all(|(position, value)| *value == element(index, position)));
-    }
+    move_arrays(&mesh, &[0, 1, 1001, 250_007]);
     mesh.barrier().expect("all come");
+    exchange_words(&mesh);
     let deadline = Mesh::verb_deadline(0.0).expect("the default");
-    let words = mesh.exchange(&vec![index as u8; index], &deadline).expect("all come");
-    assert_eq!(words, (0..count).map(|index| vec![index as u8; index]).collect::<Vec<_>>());
     let arena = mesh.arena(64 * (index + 1), &deadline).expect("room for some bytes");
     assert_eq!(arena.byte_count(), 64 * (index + 1));
     assert_eq!(arena.own(0..8).expect("within").byte_count(), 8);

@@ -96,7 +96,11 @@ fn launcher(launch: &Launch, host_name: &str) -> Vec<Finding> {
     for seen in &launch.others {
         found.push(Finding::ok("also seen", format!("{}, not taken: {}", seen.launcher, seen.reason)));
     }
-    let place = format!("{} of {} ({}; {})", index.value, count.value, index.origin, count.origin);
+    let origins = match index.origin == count.origin {
+        true => index.origin.clone(),
+        false => format!("{}; {}", index.origin, count.origin),
+    };
+    let place = format!("{} of {} ({origins})", index.value, count.value);
     found.push(Finding::ok("index", place));
     if let (Some(index), Some(count)) = (&launch.local_index, &launch.local_count) {
         found.push(Finding::ok("on host", format!("{} of {} ({})", index.value, count.value, count.origin)));

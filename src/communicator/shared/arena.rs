@@ -92,7 +92,7 @@ impl SharedCommunicator {
         let swap = join::Swap {
             proved: &self.proof.0,
             seats: &self.seats,
-            label: join::label(&self.name, &self.seats, "arena", number),
+            label: join::label(self.gate.name(), &self.seats, "arena", number),
             name: "uform-arena",
             phase: &watch.phase,
             deadline: watch.deadline,

@@ -9,19 +9,18 @@ mod transfer;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
 pub use proof::{Listener, Proof};
 
 use self::control::Control;
 use self::watch::Watch;
 use super::descriptor::{self, Cause, Descriptor, again};
+use super::gate::{self, Gate};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
+use crate::sys::Deadline;
 use crate::sys::shared::Segment;
-use crate::sys::{Deadline, process};
 use crate::topology::Group;
 use crate::vocabulary::Verb;
 
@@ -37,15 +36,12 @@ const SPINS: u32 = 4000;
 /// One call at a time: a second one at the same time is `Contended`.
 pub struct SharedCommunicator {
     proof: Proof,
-    name: String,
     seats: Vec<usize>,
     own: usize,
-    pid: u32,
     piece_bytes: usize,
     spins: u32,
     controls: Vec<Control>,
-    turn: Mutex<Turn>,
-    is_closed: AtomicBool,
+    gate: Gate<Turn>,
 }
 
 /// What only the member in a call touches.
@@ -58,9 +54,21 @@ struct Turn {
     ended: Option<Error>,
 }
 
+impl gate::Turn for Turn {
+    fn ended(&self) -> Option<&Error> {
+        self.ended.as_ref()
+    }
+}
+
 impl std::fmt::Debug for SharedCommunicator {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "SharedCommunicator({}, seat {} of {})", self.name, self.own, self.seats.len())
+        write!(
+            formatter,
+            "SharedCommunicator({}, seat {} of {})",
+            self.gate.name(),
+            self.own,
+            self.seats.len()
+        )
     }
 }
 
@@ -123,15 +131,12 @@ impl SharedCommunicator {
         let controls = controls.collect::<Result<Vec<_>>>()?;
         let has_cores = proof.0.core_count > proof.0.mates.len();
         Ok(Arc::new(Self {
-            name: group.name.clone(),
             seats: group.seats.clone(),
             own: group.own,
-            pid: process::pid(),
             piece_bytes,
             spins: if has_cores { SPINS } else { 0 },
             controls,
-            turn: Mutex::new(Turn::default()),
-            is_closed: AtomicBool::new(false),
+            gate: Gate::new(group.name.clone(), Turn::default()),
             proof,
         }))
     }
@@ -142,34 +147,7 @@ impl SharedCommunicator {
     }
 
     fn closed(&self) -> Option<Error> {
-        let why = if process::pid() != self.pid {
-            "it was made before a fork; open another in this process"
-        } else if self.is_closed.load(Ordering::SeqCst) {
-            "it was closed by this member"
-        } else {
-            return None;
-        };
-        Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
-    }
-
-    /// Takes the turn, or says why this group makes no more calls.
-    fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
-        if let Some(error) = self.closed() {
-            return Err(error);
-        }
-        let turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let what = format!("the group {}", self.name);
-                let holder = format!("another call than this {}", verb.word());
-                return Err(Error::Contended { what, holder, waited: Duration::ZERO });
-            }
-        };
-        match &turn.ended {
-            Some(error) => Err(again(error)),
-            None => Ok(turn),
-        }
+        self.gate.closed()
     }
 
     /// Publishes a call, waits for everybody's, and compares them.
@@ -220,7 +198,7 @@ impl Communicator for SharedCommunicator {
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let count = self.check(&call)?;
-        let mut turn = self.begin(call.verb)?;
+        let mut turn = self.gate.begin(call.verb)?;
         turn.sequence += 1;
         let watch = Watch::new(call.verb, turn.sequence, deadline);
         let descriptor = Descriptor {
@@ -240,7 +218,7 @@ impl Communicator for SharedCommunicator {
     }
 
     fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
-        let mut turn = self.begin(Verb::Arena)?;
+        let mut turn = self.gate.begin(Verb::Arena)?;
         turn.sequence += 1;
         turn.arena_count += 1;
         let watch = Watch::new(Verb::Arena, turn.sequence, deadline);
@@ -262,8 +240,7 @@ impl Communicator for SharedCommunicator {
     }
 
     fn close(&self) {
-        if process::pid() == self.pid {
-            self.is_closed.store(true, Ordering::SeqCst);
+        if self.gate.close() {
             self.own_control().close();
         }
     }

@@ -11,8 +11,8 @@ use super::watch::Watch;
 use super::{Call, SharedCommunicator};
 use crate::communicator::Progress;
 use crate::communicator::descriptor::{self, Descriptor};
-use crate::communicator::parts;
 use crate::communicator::reduce::{pieces, share};
+use crate::communicator::{parts, small};
 use crate::error::Result;
 use crate::sys::kernel::Table;
 use crate::sys::{Span, SpanMut};
@@ -69,92 +69,42 @@ impl SharedCommunicator {
                 _ => Ok(()),
             };
         }
-        let deals = matches!(descriptor.verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
-        let shares = if deals { members } else { 1 };
-        let is_small =
-            descriptor.shape == 0 && count.saturating_mul(size).saturating_mul(shares) <= INLINE_BYTES;
-        let own = self.own;
-        let is_silent = matches!(descriptor.verb, Verb::Broadcast | Verb::Scatter) && call.root != own;
-        if is_small && !is_silent {
-            let contribution = match (call.input, descriptor.verb) {
-                (Some(input), _) => input,
-                (None, Verb::AllGather | Verb::Exchange) => {
-                    call.output.as_span().part(own * count * size..(own + 1) * count * size)?
-                }
-                (None, _) => call.output.as_span(),
-            };
+        let (own, part_bytes) = (self.own, count.saturating_mul(size));
+        let contribution_bytes = small::contribution_bytes(descriptor.verb, part_bytes, members);
+        let is_small = descriptor.shape == 0 && contribution_bytes <= INLINE_BYTES;
+        if is_small && let Some(contribution) = small::contribution(call, own, part_bytes)? {
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
         if let Some(pairs) = parts::pairs(call) {
             self.own_control().write_inline(watch.sequence, Span::of(&pairs))?;
         }
         self.enter(watch, descriptor)?;
+        if count == 0 && descriptor.shape == 0 {
+            return Ok(());
+        }
+        if is_small {
+            let contributed = |seat: usize| self.controls[seat].inline(watch.sequence, contribution_bytes);
+            return small::settle(call, own, members, part_bytes, contributed);
+        }
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
         let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress };
         let output = &mut call.output;
         if descriptor.verb == Verb::AllReduce
-            && !is_small
             && let Some(arena) = arena
-            && let Some(arrays) = self.arrays(arena, descriptor, count * size)?
+            && let Some(arrays) = self.arrays(arena, descriptor, part_bytes)?
         {
             return self.all_reduce_shared(&work, &arrays);
         }
-        match (descriptor.verb, is_small) {
-            _ if count == 0 && descriptor.shape == 0 => Ok(()),
-            (_, true) => self.move_small(&work, output),
+        match descriptor.verb {
             _ if Self::is_transfer(descriptor) => {
                 self.transfer(&work, call.counts, call.receive_counts, output)
             }
-            (Verb::AllReduce, false) => self.all_reduce(&work, output, true),
-            (Verb::Reduce, false) => self.all_reduce(&work, output, call.root == own),
-            (Verb::Broadcast, false) => self.broadcast(&work, output),
-            (Verb::AllGather | Verb::Exchange, false) => self.all_gather(&work, output),
-            (Verb::ReduceScatter, false) => self.reduce_scatter(&work, output),
+            Verb::AllReduce => self.all_reduce(&work, output, true),
+            Verb::Reduce => self.all_reduce(&work, output, call.root == own),
+            Verb::Broadcast => self.broadcast(&work, output),
+            Verb::AllGather | Verb::Exchange => self.all_gather(&work, output),
+            Verb::ReduceScatter => self.reduce_scatter(&work, output),
             _ => Ok(()),
-        }
-    }
-
-    fn move_small(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
-        let (sequence, bytes) = (work.watch.sequence, work.count * work.size);
-        let Descriptor { verb, dtype, op, .. } = *work.descriptor;
-        let root = usize::try_from(work.descriptor.root).unwrap_or(0);
-        match verb {
-            Verb::Reduce | Verb::Gather if root != self.own => Ok(()),
-            Verb::AllReduce | Verb::Reduce => {
-                let sources = self.controls.iter().map(|control| control.inline(sequence, bytes));
-                work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
-            }
-            Verb::ReduceScatter => {
-                let range = self.own * bytes..(self.own + 1) * bytes;
-                let sources = self
-                    .controls
-                    .iter()
-                    .map(|control| control.inline(sequence, bytes * self.seats.len())?.part(range.clone()));
-                work.kernels.reduce(dtype, op, &sources.collect::<Result<Vec<_>>>()?, output)
-            }
-            Verb::Broadcast if root == self.own => Ok(()),
-            Verb::Broadcast => output.copy_from(self.controls[root].inline(sequence, bytes)?),
-            Verb::Scatter => {
-                let all = self.controls[root].inline(sequence, bytes * self.seats.len())?;
-                output.copy_from(all.part(self.own * bytes..(self.own + 1) * bytes)?)
-            }
-            Verb::AllToAll => {
-                for (seat, control) in self.controls.iter().enumerate() {
-                    let all = control.inline(sequence, bytes * self.seats.len())?;
-                    output
-                        .part(seat * bytes..(seat + 1) * bytes)?
-                        .copy_from(all.part(self.own * bytes..(self.own + 1) * bytes)?)?;
-                }
-                Ok(())
-            }
-            _ => {
-                for (seat, control) in self.controls.iter().enumerate() {
-                    output
-                        .part(seat * bytes..(seat + 1) * bytes)?
-                        .copy_from(control.inline(sequence, bytes)?)?;
-                }
-                Ok(())
-            }
         }
     }
 

@@ -14,6 +14,7 @@ use crate::communicator::Progress;
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::parts::{self, places};
 use crate::communicator::reduce::share;
+use crate::communicator::small;
 use crate::error::{Error, Result};
 use crate::sys::{CHECK_INTERVAL, Span, network};
 use crate::vocabulary::Verb;
@@ -54,29 +55,20 @@ impl TcpCommunicator {
     /// Whether the contribution of a call rides beside it.
     fn is_small(&self, verb: Verb, is_counted: bool, byte_count: usize) -> bool {
         let members = self.seats.len();
-        let deals = matches!(verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
-        let shares = if deals { members } else { 1 };
-        !is_counted && is_small(byte_count.saturating_mul(shares), members)
+        !is_counted && is_small(small::contribution_bytes(verb, byte_count, members), members)
     }
 
     /// This member's small contribution, or its counts; empty if the call is large, or if this member has none.
     pub(in crate::communicator) fn contribution(&self, call: &Call<'_>, count: usize) -> Result<Vec<u8>> {
-        let (size, own) = (call.dtype.size_bytes(), self.own);
         if let Some(pairs) = parts::pairs(call) {
             return Ok(pairs);
         }
-        let is_silent = matches!(call.verb, Verb::Broadcast | Verb::Scatter) && call.root != own;
-        if is_silent || !self.is_small(call.verb, call.counts.is_some(), count.saturating_mul(size)) {
+        let part_bytes = count.saturating_mul(call.dtype.size_bytes());
+        if !self.is_small(call.verb, call.counts.is_some(), part_bytes) {
             return Ok(Vec::new());
         }
-        let span = match (call.input, call.verb) {
-            (Some(input), _) => input,
-            (None, Verb::AllGather | Verb::Exchange) => {
-                call.output.as_span().part(own * count * size..(own + 1) * count * size)?
-            }
-            (None, _) => call.output.as_span(),
-        };
-        Ok(span.to_vec())
+        let contribution = small::contribution(call, self.own, part_bytes)?;
+        Ok(contribution.map_or_else(Vec::new, |contribution| contribution.to_vec()))
     }
 
     /// What a call does after all members have entered it: `inline` is this member's small contribution.
@@ -95,7 +87,10 @@ impl TcpCommunicator {
             return Ok(());
         }
         if self.is_small(descriptor.verb, is_counted, count.saturating_mul(size)) {
-            return self.move_small(turn, call, inline, count.saturating_mul(size));
+            let part_bytes = count.saturating_mul(size);
+            let byte_count = small::contribution_bytes(descriptor.verb, part_bytes, members);
+            let contributed = |seat: usize| self.contributed(turn, inline, seat, byte_count);
+            return small::settle(call, own, members, part_bytes, contributed);
         }
         if descriptor.verb == Verb::AllToAll && is_counted {
             let row = |seat: usize| match turn.heard[seat].calls.front() {
@@ -212,37 +207,6 @@ impl TcpCommunicator {
         };
         let found = found.filter(|found| found.len() == byte_count);
         found.map(Span::of).ok_or_else(|| self.odd(seat))
-    }
-
-    fn move_small(&self, turn: &Turn, call: &mut Call<'_>, inline: &[u8], bytes: usize) -> Result<()> {
-        let (members, own) = (self.seats.len(), self.own);
-        let deals = matches!(call.verb, Verb::ReduceScatter | Verb::Scatter | Verb::AllToAll);
-        let wanted = if deals { bytes * members } else { bytes };
-        let root = call.root;
-        let contribution = |seat: usize| self.contributed(turn, inline, seat, wanted);
-        let all = || (0..members).map(contribution);
-        let dealt = || all().map(|source| source?.part(own * bytes..(own + 1) * bytes));
-        let output = &mut call.output;
-        let mut lay = |sources: &[Span<'_>]| {
-            for (seat, source) in sources.iter().enumerate() {
-                output.part(seat * bytes..(seat + 1) * bytes)?.copy_from(*source)?;
-            }
-            Ok(())
-        };
-        match call.verb {
-            Verb::Reduce | Verb::Gather if root != own => Ok(()),
-            Verb::AllReduce | Verb::Reduce => {
-                call.kernels.reduce(call.dtype, call.op, &all().collect::<Result<Vec<_>>>()?, output)
-            }
-            Verb::ReduceScatter => {
-                call.kernels.reduce(call.dtype, call.op, &dealt().collect::<Result<Vec<_>>>()?, output)
-            }
-            Verb::Broadcast if root == own => Ok(()),
-            Verb::Broadcast => output.copy_from(contribution(root)?),
-            Verb::Scatter => output.copy_from(contribution(root)?.part(own * bytes..(own + 1) * bytes)?),
-            Verb::AllToAll => lay(&dealt().collect::<Result<Vec<_>>>()?),
-            _ => lay(&all().collect::<Result<Vec<_>>>()?),
-        }
     }
 
     fn odd(&self, seat: usize) -> Error {

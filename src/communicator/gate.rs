@@ -1,0 +1,73 @@
+//! One call of a group at a time, and none once the group has ended, is closed, or belongs to a parent process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use super::descriptor::again;
+use crate::error::{Error, Result};
+use crate::sys::process;
+use crate::vocabulary::Verb;
+
+/// What only the member in a call touches.
+pub(super) trait Turn {
+    /// What ended the group.
+    fn ended(&self) -> Option<&Error>;
+}
+
+/// Who may make a call.
+pub(super) struct Gate<T> {
+    name: String,
+    pid: u32,
+    is_closed: AtomicBool,
+    turn: Mutex<T>,
+}
+
+impl<T: Turn> Gate<T> {
+    /// The gate of an open group of this process.
+    pub(super) fn new(name: String, turn: T) -> Self {
+        Self { name, pid: process::pid(), is_closed: AtomicBool::new(false), turn: Mutex::new(turn) }
+    }
+
+    /// The name of the group.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why this process makes no call, if it closed the group or was forked from the one that joined it.
+    pub(super) fn closed(&self) -> Option<Error> {
+        let why = if process::pid() != self.pid {
+            "it was made before a fork; open another in this process"
+        } else if self.is_closed.load(Ordering::SeqCst) {
+            "it was closed by this member"
+        } else {
+            return None;
+        };
+        Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
+    }
+
+    /// Takes the turn, or says why this group makes no more calls.
+    pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, T>> {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let what = format!("the group {}", self.name);
+                let holder = format!("another call than this {}", verb.word());
+                return Err(Error::Contended { what, holder, waited: Duration::ZERO });
+            }
+        };
+        match turn.ended() {
+            Some(error) => Err(again(error)),
+            None => Ok(turn),
+        }
+    }
+
+    /// Lets no more calls in; whether this was the first time, in the process that joined.
+    pub(super) fn close(&self) -> bool {
+        process::pid() == self.pid && !self.is_closed.swap(true, Ordering::SeqCst)
+    }
+}

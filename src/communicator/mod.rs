@@ -1,6 +1,7 @@
 //! Moving and reducing bytes inside one group: the trait every backend implements, and its conformance rules.
 
 mod announcement;
+mod carrier;
 pub mod ccl;
 mod descriptor;
 mod gate;

@@ -26,6 +26,7 @@ use self::flow::Scratch;
 use self::peer::{Heard, Peer};
 use self::wire::Frame;
 use super::announcement::{self, Part};
+use super::carrier::{Carrier, Patience};
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
 use super::parts;
@@ -33,7 +34,7 @@ use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Awaited;
 use crate::sys::shared::Segment;
-use crate::sys::{CHECK_INTERVAL, Deadline, Span, SpanMut, network};
+use crate::sys::{CHECK_INTERVAL, Deadline, Span, SpanMut};
 use crate::topology::{Group, Process};
 use crate::vocabulary::Verb;
 
@@ -84,6 +85,7 @@ pub(super) struct Watch<'a> {
     deadline: &'a Deadline<'a>,
     was_warned: Cell<bool>,
     looked: Cell<Instant>,
+    patience: Patience,
 }
 
 /// Memory of this member alone: no other host sees it.
@@ -162,6 +164,11 @@ impl TcpCommunicator {
         self.peers.iter().flatten()
     }
 
+    /// Whether MPI carries, which wakes nobody and moves bytes only while it is called.
+    fn is_mpi(&self) -> bool {
+        self.peers().any(|peer| matches!(peer.control, Carrier::Mpi(_)))
+    }
+
     fn closed(&self) -> Option<Error> {
         self.gate.closed()
     }
@@ -176,7 +183,7 @@ impl TcpCommunicator {
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
         let phase = format!("{} #{sequence}", verb.word());
         let (was_warned, looked) = (Cell::new(false), Cell::new(Instant::now()));
-        Watch { sequence, phase, deadline, was_warned, looked }
+        Watch { sequence, phase, deadline, was_warned, looked, patience: Patience::default() }
     }
 
     /// Tells everybody the call, waits for everybody's, and compares them.
@@ -213,7 +220,7 @@ impl TcpCommunicator {
                     return Err(error);
                 }
             }
-            network::wait(&self.controls(heard), watch.deadline.pause());
+            watch.patience.rest(&self.controls(heard), self.is_mpi(), watch.deadline.pause());
         }
         // One that came and gave up has left this call to nobody.
         for (peer, heard) in self.peers.iter().zip(&*heard) {
@@ -234,7 +241,7 @@ impl TcpCommunicator {
         let living = self.peers.iter().zip(heard).filter(|(_, heard)| heard.end.is_none());
         living
             .filter_map(|(peer, _)| peer.as_ref())
-            .map(|peer| (peer.control.descriptor(), true, peer.flush()))
+            .filter_map(|peer| peer.control.awaited(true, peer.flush()))
             .collect()
     }
 
@@ -308,8 +315,29 @@ impl TcpCommunicator {
         Ok(())
     }
 
+    /// Waits until what this member has sent arrives whatever it does next.
+    fn settle(&self, turn: &mut Turn, watch: &Watch<'_>) -> Result<()> {
+        loop {
+            let is_pending = |seat: &usize| self.peers[*seat].as_ref().is_some_and(|peer| !peer.is_settled());
+            let pending = (0..self.seats.len()).filter(is_pending).collect::<Vec<_>>();
+            if pending.is_empty() || !self.is_mpi() {
+                return Ok(());
+            }
+            if watch.looked.get().elapsed() >= CHECK_INTERVAL || watch.deadline.passed() {
+                self.look(watch, &mut turn.heard, &pending)?;
+            }
+            watch.patience.rest(&[], true, watch.deadline.pause());
+        }
+    }
+
     /// Ends a call: its messages are forgotten, or, after an error that others cannot follow, the group is ended.
     pub(super) fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
+        let result = match result {
+            Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
+                self.settle(turn, watch).and(result)
+            }
+            Err(error) => Err(error),
+        };
         match result {
             Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
                 for heard in &mut turn.heard {

@@ -19,6 +19,8 @@ pub mod futex;
 pub mod host;
 pub mod kernel;
 pub mod kfd;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod network;
 pub mod numa;
 pub mod nvml;
@@ -30,5 +32,7 @@ pub mod shared;
 pub mod socket;
 mod span;
 
+#[cfg(not(feature = "mpi"))]
+pub use absent::mpi;
 pub use deadline::{CHECK_INTERVAL, Deadline, InterruptCheck};
 pub use span::{Element, Span, SpanMut};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{self, Publication, Selection};
 use super::dial::{Dial, Step};
+use crate::communicator::carrier::Carrier;
 use crate::communicator::handshake::{GREETING_LIMIT, Greeting, Medium, Pair, Side};
 use crate::error::{Error, Missing, Result};
 use crate::rendezvous::RunKey;
@@ -91,9 +92,9 @@ pub(super) struct Link {
     /// Where it listened and what it left out, for messages.
     pub(super) published: String,
     /// Agrees on calls and tells of death.
-    pub(super) control: Stream,
+    pub(super) control: Carrier,
     /// Carries payload.
-    pub(super) data: Stream,
+    pub(super) data: Carrier,
 }
 
 /// Connections to other members, each of which has proved the run's key.
@@ -103,6 +104,31 @@ pub struct Links {
     pub(super) own: Process,
     pub(super) silence: Duration,
     pub(super) links: BTreeMap<usize, Link>,
+}
+
+impl Links {
+    /// Members that MPI carries to: `channels` gives two streams for each of the `wanted` ones but this.
+    pub(in crate::communicator) fn of_mpi(
+        roster: &Roster,
+        index: usize,
+        wanted: &[usize],
+        channels: impl Fn(usize) -> (Carrier, Carrier),
+    ) -> Result<Self> {
+        let process = |member: usize| match roster.members.get(member) {
+            Some(member) => Ok(member.introduction.process.clone()),
+            None => {
+                let reason = format!("must be below {}", roster.members.len());
+                Err(Error::invalid("index", member, "roster", reason))
+            }
+        };
+        let link = |member: &usize| {
+            let (control, data) = channels(*member);
+            let published = format!("rank {member} of MPI");
+            Ok((*member, Link { process: process(*member)?, published, control, data }))
+        };
+        let links = wanted.iter().filter(|member| **member != index).map(link).collect::<Result<_>>()?;
+        Ok(Self { index, own: process(index)?, silence: Duration::ZERO, links })
+    }
 }
 
 /// The run, as one of its members connects to the others.
@@ -268,6 +294,7 @@ impl Gathering<'_> {
             let process = self.roster.members[index].introduction.process.clone();
             let published = self.publications.get(index).map(ToString::to_string).unwrap_or_default();
             control.watch_host(self.silence)?;
+            let [control, data] = [control, data].map(Carrier::Network);
             links.insert(index, Link { process, published, control, data });
         }
         Ok(links)

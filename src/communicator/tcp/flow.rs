@@ -9,9 +9,10 @@ use std::io;
 use std::ops::Range;
 use std::time::Instant;
 
+use crate::communicator::carrier::Carrier;
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::network::{Moved, Stream};
+use crate::sys::network::Moved;
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp};
 
@@ -241,7 +242,7 @@ impl Flow<'_> {
     }
 
     /// Sends and receives once on a lane, as far as its connection takes and gives; whether bytes moved.
-    pub(in crate::communicator) fn advance(&mut self, position: usize, stream: &Stream) -> Attempted {
+    pub(in crate::communicator) fn advance(&mut self, position: usize, stream: &Carrier) -> Attempted {
         let sent = self.send(position, stream)?;
         let received = self.receive(position, stream)?;
         if sent || received {
@@ -250,14 +251,14 @@ impl Flow<'_> {
         Ok(sent || received)
     }
 
-    fn send(&mut self, position: usize, stream: &Stream) -> Attempted {
+    fn send(&mut self, position: usize, stream: &Carrier) -> Attempted {
         let sendable = self.sendable(&self.lanes[position]);
         let lane = &mut self.lanes[position];
         if lane.outgoing.is_empty() {
             return Ok(false);
         }
         if lane.headed.0 < HEADER {
-            let count = moved(stream.send(Span::of(&lane.header[lane.headed.0..])))?;
+            let count = moved(stream.send(Span::of(&lane.header[lane.headed.0..]), true))?;
             lane.headed.0 += count;
             return Ok(count > 0);
         }
@@ -267,7 +268,7 @@ impl Flow<'_> {
             Place::Input => self.input.unwrap_or(Span::empty()),
             Place::Output => self.output.as_span(),
         };
-        let count = moved(stream.send(whole.part(start..start + sendable)?))?;
+        let count = moved(stream.send(whole.part(start..start + sendable)?, true))?;
         lane.sent += count;
         if lane.sent == one.range.len() {
             lane.outgoing.pop_front();
@@ -276,7 +277,7 @@ impl Flow<'_> {
         Ok(count > 0)
     }
 
-    fn receive(&mut self, position: usize, stream: &Stream) -> Attempted {
+    fn receive(&mut self, position: usize, stream: &Carrier) -> Attempted {
         let receivable = self.receivable(&self.lanes[position]);
         let piece = self.scratch.piece;
         let lane = &mut self.lanes[position];

@@ -16,7 +16,7 @@ use crate::communicator::parts::{self, places};
 use crate::communicator::reduce::share;
 use crate::communicator::small;
 use crate::error::{Error, Result};
-use crate::sys::{CHECK_INTERVAL, Span, network};
+use crate::sys::{CHECK_INTERVAL, Span};
 use crate::vocabulary::Verb;
 
 /// Bytes that ride beside the calls of all members together, at most.
@@ -247,6 +247,9 @@ impl TcpCommunicator {
             if let (Some(progress), done @ 1..) = (progress, std::mem::take(&mut flow.done)) {
                 progress.advance(done as u64);
             }
+            if has_moved {
+                watch.patience.renew();
+            }
             if has_moved && watch.looked.get().elapsed() < CHECK_INTERVAL {
                 continue;
             }
@@ -279,10 +282,10 @@ impl TcpCommunicator {
         for (position, lane) in flow.lanes.iter().enumerate() {
             let (reads, writes) = flow.waits(position);
             if let (Some(peer), true) = (&self.peers[lane.seat], reads || writes) {
-                awaited.push((peer.data.descriptor(), reads, writes));
+                awaited.extend(peer.data.awaited(reads, writes));
             }
         }
-        network::wait(&awaited, watch.deadline.pause());
+        watch.patience.rest(&awaited, self.is_mpi(), watch.deadline.pause());
     }
 
     /// Why the data connection of a peer ended.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::connect::Link;
 use super::wire::{Frame, Inbox, Next};
+use crate::communicator::carrier::Carrier;
 use crate::communicator::descriptor::{Cause, Descriptor};
 use crate::error::Error;
-use crate::sys::network::{Moved, Stream};
+use crate::sys::network::Moved;
 use crate::sys::{Span, SpanMut};
 use crate::topology::Process;
 
@@ -23,8 +24,8 @@ const OUTBOX_LIMIT: usize = 256 << 10;
 pub(super) struct Peer {
     pub(super) index: usize,
     pub(super) process: Process,
-    pub(super) control: Stream,
-    pub(super) data: Stream,
+    pub(super) control: Carrier,
+    pub(super) data: Carrier,
     published: String,
     /// What does not fit into the connection yet.
     outbox: Mutex<Vec<u8>>,
@@ -85,25 +86,30 @@ impl Peer {
             return;
         }
         outbox.extend(frame.encode());
-        self.drain(&mut outbox);
+        self.drain(&mut outbox, matches!(frame, Frame::Enter(..)));
     }
 
     /// Sends what is left of earlier messages; whether something is still left.
     pub(super) fn flush(&self) -> bool {
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        self.drain(&mut outbox);
+        self.drain(&mut outbox, true);
         !outbox.is_empty()
     }
 
-    fn drain(&self, outbox: &mut Vec<u8>) {
+    fn drain(&self, outbox: &mut Vec<u8>, is_awaited: bool) {
         while !outbox.is_empty() {
-            match self.control.send(Span::of(&outbox[..])) {
+            match self.control.send(Span::of(&outbox[..]), is_awaited) {
                 Moved::Bytes(count) => drop(outbox.drain(..count)),
                 Moved::Busy => return,
                 // Nobody reads any more; reading finds out why.
                 Moved::End | Moved::Broken(_) => outbox.clear(),
             }
         }
+    }
+
+    /// Whether all that was sent arrives, whatever this member does from now on.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.flush() && self.control.is_sent() && self.data.is_sent()
     }
 
     /// Takes every message that has come.

@@ -42,6 +42,9 @@ pub const DEFAULT_TIMEOUT_SECONDS: f64 = 300.0;
 /// The variable that names the shared directory.
 pub const DIRECTORY_VARIABLE: &str = "UFORM_DIRECTORY";
 
+/// What the names of launchers begin with that start processes of MPI alone.
+const MPI_LAUNCHERS: [&str; 5] = ["Open MPI", "MPICH", "Intel MPI", "MVAPICH", "PALS"];
+
 /// What the caller says about the run; a zero or `None` means "find it out".
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MeshOptions {
@@ -100,7 +103,7 @@ pub struct Launch {
     pub host_count: Option<Sourced<usize>>,
     /// The names of these hosts, as the launcher gave them.
     pub hosts: Option<Sourced<Vec<String>>>,
-    /// The shared directory; `None` only if the run has one process.
+    /// The shared directory; `None` if the run has one process, or is to meet by other means.
     pub directory: Option<Sourced<PathBuf>>,
     /// The name of the run.
     pub job: Sourced<String>,
@@ -124,6 +127,29 @@ pub fn read(options: &MeshOptions) -> Result<Launch> {
     resolve(options, &Variables::read(), &OwnFacts::read())
 }
 
+/// As [`read`], for processes that may meet without a directory: there is none where nobody names one and none can be chosen.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn read_without_directory(options: &MeshOptions) -> Result<Launch> {
+    find(options, &Variables::read(), &OwnFacts::read(), false)
+}
+
+impl Launch {
+    /// Whether the caller or the user named the directory.
+    #[must_use]
+    pub fn names_directory(&self) -> bool {
+        let origin = self.directory.as_ref().map(|directory| directory.origin.as_str());
+        matches!(origin, Some("argument" | DIRECTORY_VARIABLE))
+    }
+
+    /// Whether an mpirun started the process, so that MPI must have as many processes as it says.
+    #[must_use]
+    pub fn starts_mpi(&self) -> bool {
+        MPI_LAUNCHERS.iter().any(|name| self.launcher.starts_with(name))
+    }
+}
+
 /// The filter for log lines that `UFORM_LOG` gives, `None` if it is not set or empty.
 #[must_use]
 pub fn log_filter() -> Option<String> {
@@ -139,6 +165,15 @@ pub fn log_filter() -> Option<String> {
 /// `Invalid` for a value that is wrong, missing beside others, or contradicted, naming both sources; `Unsupported`
 /// for a launcher of several processes that is visible and never read.
 pub fn resolve(options: &MeshOptions, variables: &Variables, own: &OwnFacts) -> Result<Launch> {
+    find(options, variables, own, true)
+}
+
+fn find(
+    options: &MeshOptions,
+    variables: &Variables,
+    own: &OwnFacts,
+    needs_directory: bool,
+) -> Result<Launch> {
     check_options(options)?;
     let scene = Scene::new(variables, own);
     let reading = &scene.reading;
@@ -163,7 +198,10 @@ pub fn resolve(options: &MeshOptions, variables: &Variables, own: &OwnFacts) -> 
         .as_ref()
         .filter(|found| found.index.value == index.value && found.count.value == count.value);
     let (job, attempt_is_unique) = choose_job(options, reading, launcher.as_ref())?;
-    let directory = choose_directory(options, reading, launcher.as_ref(), count.value, own)?;
+    let directory = match choose_directory(options, reading, launcher.as_ref(), count.value, own) {
+        Err(Error::Invalid { argument, .. }) if !needs_directory && argument == "directory" => None,
+        chosen => chosen?,
+    };
     Ok(Launch {
         launcher: match (same, explicit) {
             (Some(found), _) => found.name.to_owned(),

@@ -37,6 +37,7 @@ pub use environment::MeshOptions;
 pub use error::{Error, Result};
 pub use executor::{Deferred, Executor, HostOptions};
 pub use mesh::{Arena, DeferredMesh, Mesh};
+pub use sys::mpi::Handle as MpiCommunicator;
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
 pub use topology::{GpuDevice, MeshDescription, Topology};
 pub use trainer::{DeferredTrainer, Optimizer, Parameter, StepReport, Trainer};

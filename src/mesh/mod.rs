@@ -4,6 +4,7 @@
 
 mod arena;
 mod deferred;
+mod mpi;
 mod network;
 mod order;
 mod verbs;
@@ -21,11 +22,12 @@ use crate::communicator::Communicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
 use crate::device;
 use crate::environment::interface::Network;
-use crate::environment::{self, Launch, MeshOptions, Seen};
+use crate::environment::{Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::rendezvous::directory::Meeting;
-use crate::rendezvous::{Exchange, directory, memory};
+use crate::rendezvous::{self, Exchange, directory, memory};
+use crate::sys::mpi::{Handle as MpiCommunicator, World};
 use crate::sys::{Deadline, InterruptCheck, process};
 use crate::topology::{Findings, Group, Introduction, MeshDescription, Placement, Plan, Request, Topology};
 
@@ -100,18 +102,54 @@ impl Mesh {
         options: Option<&MeshOptions>,
         interrupt: Option<InterruptCheck<'_>>,
     ) -> Result<Self> {
-        let launch = phase("environment", || read_environment(options))?;
+        let launch = phase("environment", || mpi::read(options))?;
+        Self::join(executor, options, launch, interrupt)
+    }
+
+    /// Joins the processes of an MPI communicator, `MPI_COMM_WORLD` without one; the index of each is its rank.
+    ///
+    /// [`Mesh::bootstrap`] does so by itself under the mpirun of the library that this build is linked to, if nobody names a
+    /// directory. MPI is started if it does not run, and finalised at the end of the process; one that somebody else has
+    /// started, such as mpi4py, is adopted and left to them.
+    ///
+    /// # Errors
+    /// As [`Mesh::bootstrap`]; `Unsupported` in a build without MPI and for a thread level below `MPI_THREAD_SERIALIZED`;
+    /// `Invalid` for another MPI library in this process, and for a launcher that says another number than MPI.
+    pub fn bootstrap_over_mpi(
+        executor: Option<&Executor>,
+        options: Option<&MeshOptions>,
+        communicator: Option<MpiCommunicator>,
+        interrupt: Option<InterruptCheck<'_>>,
+    ) -> Result<Self> {
+        let launch = phase("environment", || mpi::read_for(options, communicator))?;
+        Self::join(executor, options, launch, interrupt)
+    }
+
+    fn join(
+        executor: Option<&Executor>,
+        options: Option<&MeshOptions>,
+        (launch, way): (Launch, mpi::Way),
+        interrupt: Option<InterruptCheck<'_>>,
+    ) -> Result<Self> {
+        note(&launch);
         let network = phase("environment", network::read)?;
         let deadline = Deadline::after(Duration::from_secs_f64(launch.timeout_seconds));
         let deadline = match interrupt {
             Some(interrupt) => deadline.interruptible(interrupt),
             None => deadline,
         };
+        let world = phase("MPI", || way.world(&launch, options, &deadline))?;
         let mut introduction = phase("survey", || device::introduction(&launch, String::new()))?;
-        let listener = phase("listener", || listen(&launch))?;
+        let count = world.as_ref().map_or(launch.count.value, World::count);
+        let listener = phase("listener", || listen(count))?;
         introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
-        let exchange = phase("rendezvous", || meet(&launch, introduction, &deadline))?;
-        form(exchange, listener, executor, (launch.gpus_per_multimem_domain, &network), &deadline)
+        let exchange = phase("rendezvous", || match &world {
+            Some(world) => rendezvous::mpi::meet(world, introduction, &deadline),
+            None => meet(&launch, introduction, &deadline),
+        })?;
+        let between =
+            Between { gpus_per_multimem_domain: launch.gpus_per_multimem_domain, network: &network, world };
+        form(exchange, listener, executor, &between, &deadline)
     }
 
     /// A mesh of members that met by another exchange, such as threads of one process.
@@ -127,7 +165,8 @@ impl Mesh {
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
         let network = phase("environment", network::read)?;
-        form(exchange, listener, executor, (0, &network), deadline)
+        let between = Between { gpus_per_multimem_domain: 0, network: &network, world: None };
+        form(exchange, listener, executor, &between, deadline)
     }
 
     /// The index of this process in the run.
@@ -259,11 +298,8 @@ fn in_phase(name: &str, mut error: Error) -> Error {
     error
 }
 
-fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
-    let launch = match options {
-        Some(options) => environment::read(options),
-        None => environment::read(&MeshOptions::default()),
-    }?;
+/// Says what somebody should know who wonders about the run.
+fn note(launch: &Launch) {
     for seen in &launch.others {
         let (index, Seen { launcher, reason }) = (launch.index.value, seen);
         // One process where a launcher left something is what somebody may not have meant.
@@ -276,12 +312,11 @@ fn read_environment(options: Option<&MeshOptions>) -> Result<Launch> {
     for note in &launch.notes {
         tracing::info!("index {}: {note}", launch.index.value);
     }
-    Ok(launch)
 }
 
 /// A lone process listens nowhere.
-fn listen(launch: &Launch) -> Result<Option<Listener>> {
-    if launch.count.value == 1 { Ok(None) } else { Listener::open().map(Some) }
+fn listen(count: usize) -> Result<Option<Listener>> {
+    if count == 1 { Ok(None) } else { Listener::open().map(Some) }
 }
 
 fn meet(launch: &Launch, introduction: Introduction, deadline: &Deadline<'_>) -> Result<Box<dyn Exchange>> {
@@ -301,15 +336,23 @@ fn meet(launch: &Launch, introduction: Introduction, deadline: &Deadline<'_>) ->
     }
 }
 
+/// What members of several hosts are connected by, and how domains are cut.
+struct Between<'a> {
+    gpus_per_multimem_domain: usize,
+    network: &'a Network,
+    /// The processes of the run as MPI has them, if they met over it.
+    world: Option<World>,
+}
+
 /// From a committed roster to a mesh: all members form it, or all learn why not. Then the meeting place closes.
 fn form(
     mut exchange: Box<dyn Exchange>,
     listener: Option<Listener>,
     executor: Option<&Executor>,
-    options: (usize, &Network),
+    between: &Between<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let connected = connect(exchange.as_mut(), listener, executor, options, deadline);
+    let connected = connect(exchange.as_mut(), listener, executor, between, deadline);
     let ready =
         connected.and_then(|mesh| phase("ready", || exchange.exchange("ready", &[], deadline)).map(|_| mesh));
     match ready {
@@ -343,21 +386,21 @@ fn connect(
     exchange: &mut dyn Exchange,
     listener: Option<Listener>,
     executor: Option<&Executor>,
-    options: (usize, &Network),
+    between: &Between<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let (gpus_per_multimem_domain, network) = options;
     let index = exchange.index();
     let roster = exchange.roster().clone();
     let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
     let findings = phase("findings", || share_findings(exchange, &proof.findings(), deadline))?;
-    let topology = phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?;
+    let topology =
+        phase("topology", || Topology::derive(&roster, &findings, between.gpus_per_multimem_domain))?;
     let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
     let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
     let world = plan.world();
     let communicator = match apart(&topology) {
         None => phase("communicators", || join(proof, world, deadline))?,
-        Some(_) => network::join(exchange, proof, &topology, world, network, deadline)?,
+        Some(_) => network::join(exchange, proof, &topology, world, between, deadline)?,
     };
     let (closed, pid) = (AtomicBool::new(false), process::pid());
     let order = order::Order::default();

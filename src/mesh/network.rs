@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{apart, phase};
+use super::{Between, apart, phase};
 use crate::communicator::Communicator;
+use crate::communicator::mpi;
 use crate::communicator::shared::Proof;
 use crate::communicator::tcp::{Links, Listener, Run, Selection, TcpCommunicator};
 use crate::communicator::tiered::TieredCommunicator;
@@ -18,7 +19,7 @@ pub(super) fn read() -> Result<Network> {
     interface::network(&network::summary)
 }
 
-/// Connects all members of a run over several hosts; collective.
+/// Connects all members of a run over several hosts, over MPI if they met over it; collective.
 ///
 /// Members that share memory use it among them.
 pub(super) fn join(
@@ -26,10 +27,31 @@ pub(super) fn join(
     proof: Proof,
     topology: &Topology,
     group: &Group,
-    network: &Network,
+    between: &Between<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<Arc<dyn Communicator>> {
     let roster = exchange.roster().clone();
+    let world = match &between.world {
+        Some(world) => phase("communicators", || mpi::join(world, &roster, group))?,
+        None => connect(exchange, &roster, topology, group, between.network, deadline)?,
+    };
+    let seats = |host: &Host| host.members.clone();
+    let hosts = topology.hosts().iter().map(seats).collect::<Vec<_>>();
+    if hosts.len() == group.seats.len() {
+        return Ok(world);
+    }
+    Ok(phase("communicators", || TieredCommunicator::join(world, proof, group, &hosts, deadline))?)
+}
+
+/// Connects all members of a group over the network: each listens where others may reach it, and tells them.
+fn connect(
+    exchange: &mut dyn Exchange,
+    roster: &Roster,
+    topology: &Topology,
+    group: &Group,
+    network: &Network,
+    deadline: &Deadline<'_>,
+) -> Result<Arc<TcpCommunicator>> {
     let index = exchange.index();
     let apart = apart(topology).unwrap_or_default();
     let admits =
@@ -40,19 +62,13 @@ pub(super) fn join(
         names_the_chosen: selector.names_the_chosen(),
         admits: &admits,
     });
-    let listener = phase("listener", || Listener::open(selection, is_one_namespace(&roster, index), &apart))?;
+    let listener = phase("listener", || Listener::open(selection, is_one_namespace(roster, index), &apart))?;
     tracing::info!(index, "listens for members of other hosts at {}", listener.describe());
     let published = phase("addresses", || exchange.exchange("addresses", &listener.publication(), deadline))?;
     let key = exchange.key();
-    let run = Run { roster: &roster, index, key, published: &published, silence: network.silence };
+    let run = Run { roster, index, key, published: &published, silence: network.silence };
     let links = phase("communicators", || Links::connect(listener, run, &group.seats, deadline))?;
-    let world = TcpCommunicator::join(links, group)?;
-    let seats = |host: &Host| host.members.clone();
-    let hosts = topology.hosts().iter().map(seats).collect::<Vec<_>>();
-    if hosts.len() == group.seats.len() {
-        return Ok(world);
-    }
-    Ok(phase("communicators", || TieredCommunicator::join(world, proof, group, &hosts, deadline))?)
+    TcpCommunicator::join(links, group)
 }
 
 /// Whether the loopback interface of this process is that of all members.

@@ -5,8 +5,6 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use super::reason::Reason;
 use super::{Exchange, RunKey};
 use crate::error::{Error, Missing, Result};
@@ -17,11 +15,11 @@ use crate::topology::{Introduction, Member, Process, Roster};
 
 /// Bytes in front of each message: its length.
 const PREFIX: usize = 8;
-/// The longest message; a roster of a million members is shorter.
-const LENGTH_LIMIT: u64 = 16 << 30;
+/// The longest message; the surveys of a hundred thousand members are shorter.
+const LENGTH_LIMIT: u64 = 4 << 30;
 
 /// One message between rank 0 and another.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq)]
 enum Word {
     /// What one member brings to a phase.
     Payload { phase: String, bytes: Vec<u8> },
@@ -29,6 +27,58 @@ enum Word {
     All { phase: String, payloads: Vec<Vec<u8>> },
     /// Why the meeting has failed.
     Reason(Reason),
+}
+
+/// Takes one part from the front of a message: its length, and so many bytes.
+fn take<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let (length, rest) = bytes.split_first_chunk::<PREFIX>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let part = rest.get(..length)?;
+    *bytes = &rest[length..];
+    Some(part)
+}
+
+impl Word {
+    /// The message as bytes: its kind and its parts, each with its length in front.
+    fn encode(&self) -> Vec<u8> {
+        let reason;
+        let (kind, parts) = match self {
+            Self::Payload { phase, bytes } => (1, vec![phase.as_bytes(), bytes]),
+            Self::All { phase, payloads } => {
+                (2, [phase.as_bytes()].into_iter().chain(payloads.iter().map(Vec::as_slice)).collect())
+            }
+            Self::Reason(told) => {
+                reason = serde_json::to_vec(told).unwrap_or_default();
+                (3, vec![reason.as_slice()])
+            }
+        };
+        let mut bytes = vec![kind];
+        for part in parts {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part);
+        }
+        bytes
+    }
+
+    /// The message in `bytes`; `None` if it is none.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, mut rest) = bytes.split_first()?;
+        let first = take(&mut rest)?;
+        let phase = || String::from_utf8(first.to_vec()).ok();
+        let word = match kind {
+            1 => Self::Payload { phase: phase()?, bytes: take(&mut rest)?.to_vec() },
+            2 => {
+                let mut payloads = Vec::new();
+                while !rest.is_empty() {
+                    payloads.push(take(&mut rest)?.to_vec());
+                }
+                Self::All { phase: phase()?, payloads }
+            }
+            3 => Self::Reason(serde_json::from_slice(first).ok()?),
+            _ => return None,
+        };
+        rest.is_empty().then_some(word)
+    }
 }
 
 /// What goes to one rank and comes from it.
@@ -53,7 +103,7 @@ impl Line {
     }
 
     fn say(&mut self, word: &Word) {
-        let body = serde_json::to_vec(word).unwrap_or_default();
+        let body = word.encode();
         self.outgoing.extend((body.len() as u64).to_le_bytes());
         self.outgoing.extend(body);
     }
@@ -90,8 +140,10 @@ impl Line {
             if length > LENGTH_LIMIT {
                 return Err(odd());
             }
-            let Some(body) = usize::try_from(length).ok().and_then(|length| body.get(..length)) else { break };
-            let word = serde_json::from_slice::<Word>(body).map_err(|_| odd())?;
+            let Some(body) = usize::try_from(length).ok().and_then(|length| body.get(..length)) else {
+                break;
+            };
+            let word = Word::decode(body).ok_or_else(odd)?;
             if let Word::Payload { phase, .. } | Word::All { phase, .. } = &word {
                 self.last = format!("came to the phase {phase}");
             }
@@ -114,22 +166,17 @@ struct Met {
     key: RunKey,
     /// By rank: at rank 0 all others, elsewhere rank 0 alone.
     lines: Vec<Option<Line>>,
+    has_told: bool,
 }
 
 /// Meets the other processes of a communicator; a member's index is its rank.
 ///
 /// # Errors
 /// `TimedOut` naming who has not come, the reason of one that gave up, `Interrupted`, `Lost`, `Io`.
-pub fn meet(
-    world: &World,
-    introduction: Introduction,
-    deadline: &Deadline<'_>,
-) -> Result<Box<dyn Exchange>> {
+pub fn meet(world: &World, introduction: Introduction, deadline: &Deadline<'_>) -> Result<Box<dyn Exchange>> {
     let own = world.rank();
     let peers = if own == 0 { 1..world.count() } else { 0..1 };
-    let line = |rank: usize| {
-        peers.contains(&rank).then(|| Line::new(world.channel(rank, Medium::Meeting)))
-    };
+    let line = |rank: usize| peers.contains(&rank).then(|| Line::new(world.channel(rank, Medium::Meeting)));
     let process = introduction.process.clone();
     let mut met = Met {
         world: world.clone(),
@@ -137,6 +184,7 @@ pub fn meet(
         roster: Roster { run: String::new(), members: Vec::new() },
         key: RunKey(random::bytes()?),
         lines: (0..world.count()).map(line).collect(),
+        has_told: false,
     };
     let member = Member { index: own, nonce: random::nonce()?, introduction };
     let run = format!("mpi-{}-{}", process.pid, random::nonce()?);
@@ -176,12 +224,16 @@ impl Met {
         let mut looks = 0;
         loop {
             let moved = self.step(phase, &mut found)?;
-            if let (0, false, Some(payloads)) = (own, has_said, found.iter().cloned().collect::<Option<Vec<_>>>()) {
+            if let (0, false, Some(payloads)) =
+                (own, has_said, found.iter().cloned().collect::<Option<Vec<_>>>())
+            {
                 self.say(&Word::All { phase: phase.to_owned(), payloads });
                 has_said = true;
             }
             let is_settled = self.lines.iter().flatten().all(Line::is_settled);
-            if let (true, true, Some(all)) = (is_settled, has_said || own > 0, found.iter().cloned().collect()) {
+            if let (true, true, Some(all)) =
+                (is_settled, has_said || own > 0, found.iter().cloned().collect())
+            {
                 return Ok(all);
             }
             deadline.check(&format!("rendezvous, {phase}"), || self.missing(&found))?;
@@ -253,6 +305,9 @@ impl Met {
 
     /// Tells why this member leaves: rank 0 tells all, another one tells rank 0, who tells the others.
     fn tell(&mut self, error: &Error) {
+        if std::mem::replace(&mut self.has_told, true) {
+            return;
+        }
         let reason = Reason::of(error, self.own(), &self.process);
         self.say(&Word::Reason(reason));
         for line in self.lines.iter_mut().flatten() {
@@ -289,5 +344,32 @@ impl Exchange for Met {
 
     fn close(&mut self) {
         self.world.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back_and_odd_bytes_are_none() {
+        let reason = Reason::counts((0, 2), (1, 3));
+        let words = [
+            Word::Payload { phase: "findings".into(), bytes: vec![7; 300] },
+            Word::Payload { phase: String::new(), bytes: Vec::new() },
+            Word::All { phase: "ready".into(), payloads: vec![vec![1], Vec::new(), vec![2, 3]] },
+            Word::Reason(reason),
+        ];
+        for word in words {
+            let bytes = word.encode();
+            assert_eq!(Word::decode(&bytes), Some(word));
+            assert_eq!(Word::decode(&[&bytes[..], &[1]].concat()), None);
+            for end in 0..bytes.len() {
+                // A cut between two payloads leaves a whole message of fewer.
+                assert!(Word::decode(&bytes[..end]).is_none_or(|word| matches!(word, Word::All { .. })));
+            }
+            let huge = [&bytes[..1], &u64::MAX.to_le_bytes()].concat();
+            assert_eq!(Word::decode(&huge), None);
+        }
     }
 }

@@ -18,7 +18,7 @@ pub use channel::{Channel, Medium};
 pub use library::{Library, library};
 
 use super::{Deadline, process};
-use crate::error::{Contradiction, Error, Result};
+use crate::error::{Error, Result};
 
 /// How long the end of the process waits for a thread that is inside of MPI.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -38,9 +38,18 @@ pub const fn is_compiled() -> bool {
     true
 }
 
-/// Whether somebody has initialised MPI in this process, and nobody has finalised it.
+/// The processes of `MPI_COMM_WORLD`; `None` if nobody has initialised MPI in this process, or somebody has finalised it.
 #[must_use]
-pub fn is_running() -> bool {
+pub fn running_count() -> Option<usize> {
+    let _turn = turn()?;
+    let mut count: c_int = 0;
+    // SAFETY: MPI runs and the turn is held; one int is written.
+    let code = unsafe { ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &raw mut count) };
+    if code == 0 { usize::try_from(count).ok() } else { None }
+}
+
+/// Whether somebody has initialised MPI in this process, and nobody has finalised it.
+fn is_running() -> bool {
     let (mut started, mut ended): (c_int, c_int) = (0, 0);
     // SAFETY: MPI allows both at any time and from any thread; each writes one int that lives until it returns.
     unsafe {
@@ -217,8 +226,10 @@ struct Communicator {
     rank: usize,
     count: usize,
     pid: u32,
-    /// Whether no message is on its way, so that it may be freed.
+    /// Whether no message of a meeting is on its way any more.
     is_quiet: AtomicBool,
+    /// Whether it carries calls, whose last words nobody may receive.
+    carries: AtomicBool,
 }
 
 // SAFETY: a handle is a name that MPI looks up; every call with it is made behind `TURN`.
@@ -284,8 +295,8 @@ impl World {
         // SAFETY: a communicator that MPI just made, and a constant of the library.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
         checked("MPI_Comm_set_errhandler", code)?;
-        let is_quiet = AtomicBool::new(false);
-        Ok(Self(Arc::new(Communicator { raw, rank, count, pid: process::pid(), is_quiet })))
+        let (is_quiet, carries) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self(Arc::new(Communicator { raw, rank, count, pid: process::pid(), is_quiet, carries })))
     }
 
     /// The rank of this process.
@@ -300,43 +311,19 @@ impl World {
         self.0.count
     }
 
-    /// Says that every message on it has been received, so that the communicator may go with its last handle.
+    /// Says that every message of the meeting has been received: a communicator that carried nothing else then goes with its
+    /// last handle.
     pub fn release(&self) {
         self.0.is_quiet.store(true, Ordering::SeqCst);
     }
 
-    /// The two ends of a stream of bytes between this process and another one; the other makes one of the same medium.
+    /// One end of a stream of bytes between this process and another one, which makes the other end of the same medium.
     #[must_use]
     pub fn channel(&self, rank: usize, medium: Medium) -> Channel {
-        Channel::new(Arc::clone(&self.0), rank, medium)
-    }
-
-    /// Refuses a world of another size or order than a launcher says.
-    ///
-    /// # Errors
-    /// `Invalid` naming what both say.
-    pub fn check(&self, launcher: &str, index: (usize, &str), count: (usize, &str)) -> Result<()> {
-        let wanted = [("size", count, self.count()), ("rank", index, self.rank())];
-        for (name, (value, origin), own) in wanted {
-            if value != own {
-                let reason = format!(
-                    "differs from MPI's {name}: {launcher} did not start this process for {}, or started it for another \
-                     run; use the mpirun of that library, or name `directory` to meet without MPI",
-                    library::own()
-                );
-                return Err(Error::Invalid {
-                    argument: origin.to_owned(),
-                    value: value.to_string(),
-                    origin: launcher.to_owned(),
-                    reason,
-                    contradiction: Some(Contradiction {
-                        value: own.to_string(),
-                        origin: format!("MPI's {name}"),
-                    }),
-                });
-            }
+        if medium != Medium::Meeting {
+            self.0.carries.store(true, Ordering::SeqCst);
         }
-        Ok(())
+        Channel::new(Arc::clone(&self.0), rank, medium)
     }
 }
 
@@ -379,7 +366,8 @@ pub fn rest(looks: u32, limit: Duration) {
 impl Drop for Communicator {
     fn drop(&mut self) {
         // One with messages on their way is kept: its number would be given to another, and they would reach that one.
-        if !self.is_quiet.load(Ordering::SeqCst) || self.pid != process::pid() {
+        let may_go = self.is_quiet.load(Ordering::SeqCst) && !self.carries.load(Ordering::SeqCst);
+        if !may_go || self.pid != process::pid() {
             return;
         }
         let Some(_turn) = turn() else { return };

@@ -159,10 +159,12 @@ impl Channel {
             if !state.ready.is_empty() {
                 let count = state.ready.len().min(target.byte_count());
                 let taken = state.ready.start..state.ready.start + count;
-                let copied =
-                    target.part(0..count).and_then(|mut part| part.copy_from(Span::of(&state.incoming[taken])));
+                let copied = target
+                    .part(0..count)
+                    .and_then(|mut part| part.copy_from(Span::of(&state.incoming[taken])));
                 state.ready.start += count;
-                return copied.map_or_else(|error| Moved::Broken(io::Error::other(error)), |()| Moved::Bytes(count));
+                return copied
+                    .map_or_else(|error| Moved::Broken(io::Error::other(error)), |()| Moved::Bytes(count));
             }
             if state.has_ended {
                 return Moved::End;
@@ -188,7 +190,11 @@ impl Channel {
                 let (raw, tag) = (self.world.raw, self.medium as c_int);
                 let (message, status) = (message.as_mut_ptr(), status.as_mut_ptr());
                 let code = ffi::MPI_Improbe(self.rank, tag, raw, &raw mut found, message, status);
-                if code == 0 && found != 0 { ffi::MPI_Get_count(status, byte(), &raw mut count) } else { code }
+                if code == 0 && found != 0 {
+                    ffi::MPI_Get_count(status, byte(), &raw mut count)
+                } else {
+                    code
+                }
             };
             if code != 0 {
                 return Err(failed("MPI_Improbe", code));

@@ -27,7 +27,8 @@ impl Library {
     /// The number in its version text, such as `4.1.4`; empty if there is none.
     #[must_use]
     pub fn number(&self) -> &str {
-        let is_number = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit()) && word.contains('.');
+        let is_number =
+            |word: &&str| word.starts_with(|first: char| first.is_ascii_digit()) && word.contains('.');
         let words = self.version.split(|letter: char| letter.is_whitespace() || ",:".contains(letter));
         let mut words = words.map(|word| word.trim_start_matches('v'));
         words.find(is_number).unwrap_or_default()
@@ -120,9 +121,10 @@ pub(super) fn check() -> Result<()> {
             continue;
         }
         let other = Library { version: version_at(&path), path };
-        let reason = "is loaded in this process (by mpi4py, or by another library), and uform is linked to another: \
+        let reason =
+            "is loaded in this process (by mpi4py, or by another library), and uform is linked to another: \
                       build uform or the other with the same mpicc"
-            .to_owned();
+                .to_owned();
         return Err(refused(&other, own.to_string(), reason));
     }
     Ok(())
@@ -193,9 +195,8 @@ mod tests {
 
     #[test]
     fn the_number_is_found_in_every_family_s_text() {
-        let number = |version: &str| {
-            Library { version: version.to_owned(), path: PathBuf::new() }.number().to_owned()
-        };
+        let number =
+            |version: &str| Library { version: version.to_owned(), path: PathBuf::new() }.number().to_owned();
         assert_eq!(number("Open MPI v4.1.4"), "4.1.4");
         assert_eq!(number("MPICH Version: 4.0.2"), "4.0.2");
         assert_eq!(number("Intel(R) MPI Library 2021.17 for Linux* OS"), "2021.17");

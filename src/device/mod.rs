@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::environment::Launch;
 use crate::error::Result;
-use crate::sys::{cgroup, engine, host, process};
+use crate::sys::{cgroup, engine, host, mpi, process};
 use crate::topology::{GpuDevice, Introduction, Process, Survey};
 use crate::vocabulary::CpuClass;
 use machine::Machine;
@@ -214,8 +214,9 @@ pub fn capabilities_available() -> Result<String> {
 fn engines_of_this_machine() -> Vec<String> {
     let nccl = engine::is_compiled("nccl").then(engine::nccl_version).flatten();
     let nccl = nccl.map(|code| word("nccl", &nccl_version(code)));
-    // MPI is linked, and not loaded: a build that has it runs nowhere without it.
-    nccl.into_iter().chain(engine::is_compiled("mpi").then(|| "mpi".to_owned())).collect()
+    // A build that has MPI is linked to it, and runs nowhere without it. It is asked for its version and not started.
+    let mpi = mpi::library().map(|library| word("mpi", library.number()));
+    nccl.into_iter().chain(mpi).collect()
 }
 
 /// NCCL's number as people write it: the hundreds of a version were tens up to 2.8.

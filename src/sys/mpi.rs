@@ -20,8 +20,8 @@ pub use library::{Library, library};
 use super::{Deadline, process};
 use crate::error::{Error, Result};
 
-/// How long the end of the process waits for a thread that is inside of MPI.
-const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long the end of the process waits for a thread that is inside of MPI, and for an end of MPI after a failure.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// Held by whoever calls MPI.
 static TURN: Mutex<()> = Mutex::new(());
@@ -50,13 +50,10 @@ pub fn running_count() -> Option<usize> {
 
 /// Whether somebody has initialised MPI in this process, and nobody has finalised it.
 fn is_running() -> bool {
-    let (mut started, mut ended): (c_int, c_int) = (0, 0);
-    // SAFETY: MPI allows both at any time and from any thread; each writes one int that lives until it returns.
-    unsafe {
-        ffi::MPI_Initialized(&raw mut started);
-        ffi::MPI_Finalized(&raw mut ended);
-    }
-    started != 0 && ended == 0
+    let mut started: c_int = 0;
+    // SAFETY: MPI allows it at any time and from any thread; one int is written.
+    unsafe { ffi::MPI_Initialized(&raw mut started) };
+    started != 0 && !has_ended()
 }
 
 /// The right to call MPI; `None` where it is not running, or in a process that was forked from the one that runs it.
@@ -96,6 +93,9 @@ fn start(deadline: &Deadline<'_>) -> Result<()> {
         checked("MPI_Query_thread", unsafe { ffi::MPI_Query_thread(&raw mut level) })?;
         return check_level(level, "it was initialised with");
     }
+    if has_ended() {
+        return Err(over());
+    }
     let start = START.get_or_init(begin);
     if start.pid != process::pid() {
         let why = format!("it was started before a fork, in process {}", start.pid);
@@ -111,11 +111,20 @@ fn start(deadline: &Deadline<'_>) -> Result<()> {
         // MPI does not say who has not come to its start.
         deadline.check("MPI_Init_thread, which all processes of the launcher must reach", Vec::new)?;
     }
-    if is_running() {
-        return Ok(());
-    }
-    let why = "MPI was finalised in this process, and cannot be started twice".to_owned();
-    Err(Error::Closed { what: "MPI".to_owned(), why })
+    if is_running() { Ok(()) } else { Err(over()) }
+}
+
+/// Whether somebody has finalised MPI in this process.
+fn has_ended() -> bool {
+    let mut ended: c_int = 0;
+    // SAFETY: MPI allows it at any time and from any thread; one int is written.
+    unsafe { ffi::MPI_Finalized(&raw mut ended) };
+    ended != 0
+}
+
+fn over() -> Error {
+    let why = "it was finalised in this process, and cannot be started twice".to_owned();
+    Error::Closed { what: "MPI".to_owned(), why }
 }
 
 fn begin() -> Start {
@@ -157,7 +166,7 @@ fn check_level(level: c_int, how: &str) -> Result<()> {
     Err(Error::unsupported(library::own().to_string(), why))
 }
 
-/// Finalises the MPI that this process started, at its end; leaves one that would not come to an end.
+/// Finalises the MPI that this process started, at its end; leaves one that does not come to an end.
 extern "C" fn end() {
     if START.get().is_none_or(|start| start.pid != process::pid()) || !is_running() {
         return;
@@ -173,9 +182,20 @@ extern "C" fn end() {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    if turn.is_some() && !IS_ABANDONED.load(Ordering::SeqCst) && is_running() {
-        // SAFETY: MPI runs, this process started it, and no other thread is inside of it.
-        unsafe { ffi::MPI_Finalize() };
+    if turn.is_none() || !is_running() {
+        return;
+    }
+    // SAFETY: MPI runs, this process started it, and no other thread is inside of it.
+    let finalise = || unsafe { ffi::MPI_Finalize() };
+    if !IS_ABANDONED.load(Ordering::SeqCst) {
+        finalise();
+        return;
+    }
+    // Messages that nobody will take: a library may wait for them for ever.
+    let (told, done) = std::sync::mpsc::channel();
+    let spawned = std::thread::Builder::new().spawn(move || told.send(finalise()));
+    if spawned.is_ok() {
+        let _ = done.recv_timeout(END_LIMIT);
     }
 }
 
@@ -259,7 +279,6 @@ impl World {
     /// for a handle that is no communicator of this process; `TimedOut`, `Interrupted`, `Closed`, `Vendor`.
     pub fn join(handle: Option<Handle>, deadline: &Deadline<'_>) -> Result<Self> {
         start(deadline)?;
-        let closed = || Error::Closed { what: "MPI".to_owned(), why: "it does not run any more".to_owned() };
         // SAFETY: constants of the library.
         let (all, none) = unsafe { (ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_NULL) };
         let given = handle.map_or(all, |handle| handle.0);
@@ -272,7 +291,7 @@ impl World {
         let request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let mut made = Box::new(Duplication { raw: none, request });
         {
-            let _turn = turn().ok_or_else(closed)?;
+            let _turn = turn().ok_or_else(over)?;
             // SAFETY: MPI runs, the turn is held, and each call writes one int that lives until it returns. That the handle
             // is a communicator is the promise of `Handle`.
             unsafe {
@@ -291,7 +310,7 @@ impl World {
         }
         let (rank, count) = (usize::try_from(rank).unwrap_or(0), usize::try_from(count).unwrap_or(0));
         let raw = await_duplicate(made, deadline)?;
-        let _turn = turn().ok_or_else(closed)?;
+        let _turn = turn().ok_or_else(over)?;
         // SAFETY: a communicator that MPI just made, and a constant of the library.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
         checked("MPI_Comm_set_errhandler", code)?;

@@ -19,5 +19,5 @@ mod conformance {
     pub(crate) mod parts;
 }
 
-/// No role of the harness is played here: mpirun starts the members.
-const ROLES: &[&[(&str, harness::Role)]] = &[];
+/// The roles of the modules that are shared; mpirun starts the members of this binary's own.
+const ROLES: &[&[(&str, harness::Role)]] = &[harness::ROLES, conformance::communicator::ROLES];

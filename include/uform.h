@@ -584,6 +584,19 @@ uform_status_t uform_executor_free(uform_executor_t *executor);
 uform_status_t uform_mesh_bootstrap(uform_executor_t const *executor, uform_mesh_options_t const *options,
                                     uform_mesh_t **mesh);
 
+/**
+ *  Joins the processes of an MPI communicator; the index of each is its rank.
+ *
+ *  `uform_mesh_bootstrap` does so by itself under the mpirun of the library that this one is linked to, if nobody names a
+ *  directory. MPI is started if it does not run, and finalised at the end of the process; one that the program has started
+ *  is left to it, and must give `MPI_THREAD_SERIALIZED`. A library that was built without MPI answers `unsupported`.
+ *
+ *  @param executor, options as in `uform_mesh_bootstrap`.
+ *  @param communicator points to an `MPI_Comm`; NULL stands for `MPI_COMM_WORLD`.
+ */
+uform_status_t uform_mesh_bootstrap_over_mpi(uform_executor_t const *executor, uform_mesh_options_t const *options,
+                                             void const *communicator, uform_mesh_t **mesh);
+
 /** Tells the index of this process in the run. */
 uform_status_t uform_mesh_index(uform_mesh_t const *mesh, size_t *index);
 

@@ -5,6 +5,7 @@ mod argument;
 mod array;
 mod buffer;
 mod command;
+mod communicator;
 mod deferred;
 mod detached;
 mod dlpack;

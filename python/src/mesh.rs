@@ -8,6 +8,7 @@ use uform::vocabulary::{ReduceOp, Verb};
 
 use crate::arena::Arena;
 use crate::argument;
+use crate::communicator;
 use crate::deferred::DeferredMesh;
 use crate::detached::Detached;
 use crate::error::{invalid, unsupported};
@@ -48,24 +49,34 @@ impl Mesh {
     #[classmethod]
     #[pyo3(signature = (executor, options, /), text_signature = "($cls, executor, options, /)")]
     fn bootstrap(cls: &Bound<'_, PyType>, executor: Given<'_, '_>, options: Given<'_, '_>) -> PyResult<Self> {
-        let py = cls.py();
-        let executor = executor.map(executor_of).transpose()?;
-        let options = options
-            .map(|given| {
-                let reason = "must be a uform.MeshOptions or None";
-                let options =
-                    given.cast::<MeshOptions>().map_err(|_| invalid(py, "options", given, reason))?;
-                Ok::<_, PyErr>(options.get().to_core())
-            })
-            .transpose()?;
-        let own = executor.map(|executor| &**executor.get().inner);
-        let inner =
-            blocking(py, |interrupt| uform::Mesh::bootstrap_within(own, options.as_ref(), interrupt))?;
-        let executor = match executor {
-            Some(executor) => executor.clone().unbind(),
-            None => Py::new(py, Executor::new(inner.executor().clone()))?,
-        };
-        Ok(Self { inner: Detached::new(inner), executor })
+        join(cls.py(), executor, options, |own, options, interrupt| {
+            uform::Mesh::bootstrap_within(own, options, interrupt)
+        })
+    }
+
+    /// Joins the processes of an MPI communicator; the index of each is its rank.
+    ///
+    /// communicator: one of mpi4py, or None for MPI_COMM_WORLD. bootstrap does so by itself under the mpirun of the library
+    /// that this build is linked to, if nobody names a directory. MPI is started if it does not run, and finalised at the end
+    /// of the process; one that mpi4py has started is left to mpi4py.
+    ///
+    /// Raises UnsupportedError in a build without MPI and for a thread level below MPI_THREAD_SERIALIZED, InvalidError for
+    /// another MPI library in this process and for a launcher that says another number than MPI, and what bootstrap raises.
+    #[classmethod]
+    #[pyo3(
+        signature = (executor, options, communicator=None, /),
+        text_signature = "($cls, executor, options, communicator=None, /)"
+    )]
+    fn bootstrap_over_mpi(
+        cls: &Bound<'_, PyType>,
+        executor: Given<'_, '_>,
+        options: Given<'_, '_>,
+        communicator: Given<'_, '_>,
+    ) -> PyResult<Self> {
+        let communicator = communicator.map(communicator::read).transpose()?;
+        join(cls.py(), executor, options, |own, options, interrupt| {
+            uform::Mesh::bootstrap_over_mpi(own, options, communicator, interrupt)
+        })
     }
 
     /// The index of this process in the run, 0 to count - 1.
@@ -210,6 +221,35 @@ impl Mesh {
     fn refused(&self, py: Python<'_>, verb: Verb) -> PyResult<()> {
         Err(unsupported(py, &format!("Mesh.{}", verb.word())))
     }
+}
+
+/// Makes a mesh by one of the ways of the core.
+fn join(
+    py: Python<'_>,
+    executor: Given<'_, '_>,
+    options: Given<'_, '_>,
+    way: impl FnOnce(
+        Option<&uform::Executor>,
+        Option<&uform::MeshOptions>,
+        Option<uform::InterruptCheck<'_>>,
+    ) -> uform::Result<uform::Mesh>
+    + Send,
+) -> PyResult<Mesh> {
+    let executor = executor.map(executor_of).transpose()?;
+    let options = options
+        .map(|given| {
+            let reason = "must be a uform.MeshOptions or None";
+            let options = given.cast::<MeshOptions>().map_err(|_| invalid(py, "options", given, reason))?;
+            Ok::<_, PyErr>(options.get().to_core())
+        })
+        .transpose()?;
+    let own = executor.map(|executor| &**executor.get().inner);
+    let inner = blocking(py, |interrupt| way(own, options.as_ref(), interrupt))?;
+    let executor = match executor {
+        Some(executor) => executor.clone().unbind(),
+        None => Py::new(py, Executor::new(inner.executor().clone()))?,
+    };
+    Ok(Mesh { inner: Detached::new(inner), executor })
 }
 
 /// The executor that a caller gave.

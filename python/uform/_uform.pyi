@@ -361,6 +361,10 @@ class Mesh:
 
     @classmethod
     def bootstrap(cls, executor: Executor | None, options: MeshOptions | None, /) -> Mesh: ...
+    @classmethod
+    def bootstrap_over_mpi(
+        cls, executor: Executor | None, options: MeshOptions | None, communicator: Any = None, /
+    ) -> Mesh: ...
     @property
     def index(self) -> int: ...
     @property

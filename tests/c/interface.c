@@ -167,6 +167,8 @@ static uform_mesh_t *use_bootstrap(uform_executor_t const *executor, char const 
     options.timeout_seconds = 120.0;
     options.interrupt = answer;
     options.interrupt_user = &stop;
+    REFUSE(unsupported, "feature `mpi`", uform_mesh_bootstrap_over_mpi(executor, &options, NULL, &mesh));
+    EXPECT(mesh == NULL);
     SUCCEED(uform_mesh_bootstrap(executor, &options, &mesh));
     if (mesh == NULL) exit(2);
     return mesh;

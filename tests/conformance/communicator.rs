@@ -5,7 +5,7 @@ use std::time::Duration;
 use uform::communicator::{Call, Communicator};
 use uform::error::Error;
 use uform::sys::kernel::Table;
-use uform::sys::{Deadline, Element, Span, SpanMut};
+use uform::sys::{Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
 use super::members::{self, patience};
@@ -30,12 +30,6 @@ fn run<T: Element>(
 ) -> Result<(), Error> {
     let (input, output) = (input.map(Span::of), SpanMut::of(output));
     communicator.run(Call::of::<T>(verb, op, 0, input, output), &patience())
-}
-
-/// Waits for all members.
-pub(crate) fn barrier(communicator: &dyn Communicator, deadline: &Deadline<'_>) -> Result<(), Error> {
-    let call = Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty());
-    communicator.run(call, deadline)
 }
 
 fn value(seat: usize, position: usize) -> f64 {

@@ -6,11 +6,11 @@ use mpi::Threading;
 use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
 use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
 use uform::communicator::tiered::TieredCommunicator;
-use uform::communicator::{Communicator, mpi as over_mpi};
+use uform::communicator::{Call, Communicator, mpi as over_mpi};
 use uform::rendezvous::{self, Exchange};
 use uform::sys::mpi::World;
 use uform::topology::Group;
-use uform::{Deadline, Error, Mesh, MeshOptions, MpiCommunicator, ReduceOp};
+use uform::{Deadline, Error, Mesh, MeshOptions, MpiCommunicator, ReduceOp, SpanMut, Verb};
 
 use crate::conformance::communicator::suite;
 use crate::conformance::members::{introduction, patience};
@@ -51,6 +51,12 @@ fn met() -> (World, Box<dyn Exchange>) {
 
 fn group(world: &World) -> Group {
     Group { name: "run".into(), seats: (0..world.count()).collect(), own: world.rank() }
+}
+
+/// Waits for all members.
+fn barrier(communicator: &dyn Communicator, deadline: &Deadline<'_>) -> uform::Result<()> {
+    let call = Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty());
+    communicator.run(call, deadline)
 }
 
 fn play_suite() {
@@ -170,13 +176,13 @@ fn play_early() {
     let (world, mut exchange) = met();
     let communicator = over_mpi::join(&world, exchange.roster(), &group(&world)).expect("joined");
     exchange.close();
-    crate::conformance::communicator::barrier(&*communicator, &patience()).expect("all have come");
+    barrier(&*communicator, &patience()).expect("all have come");
     if world.rank() == 1 {
         println!("role played");
         // The communicator is not dropped: that is left to the end of the process.
         std::process::exit(0);
     }
-    match crate::conformance::communicator::barrier(&*communicator, &patience()).expect_err("one has left") {
+    match barrier(&*communicator, &patience()).expect_err("one has left") {
         Error::Lost { index: 1, phase, .. } => assert!(phase.contains("closed"), "{phase}"),
         error => panic!("{}", error.chain()),
     }
@@ -188,21 +194,21 @@ fn play_late() {
     let communicator = over_mpi::join(&world, exchange.roster(), &group(&world)).expect("joined");
     exchange.close();
     let deadline = Deadline::after(Duration::from_secs(2));
-    let barrier = |deadline| crate::conformance::communicator::barrier(&*communicator, deadline);
+    let wait = |deadline| barrier(&*communicator, deadline);
     if world.rank() == 1 {
         std::thread::sleep(Duration::from_secs(4));
-        match barrier(&patience()).expect_err("the others have left") {
+        match wait(&patience()).expect_err("the others have left") {
             Error::Lost { phase, .. } => assert!(phase.contains("timed out"), "{phase}"),
             error => panic!("{}", error.chain()),
         }
         return;
     }
-    match barrier(&deadline).expect_err("one is late") {
+    match wait(&deadline).expect_err("one is late") {
         Error::TimedOut { missing, .. } => assert!(missing.iter().any(|one| one.index == 1), "{missing:?}"),
         Error::Lost { phase, .. } => assert!(phase.contains("timed out"), "{phase}"),
         error => panic!("{}", error.chain()),
     }
-    assert!(barrier(&patience()).is_err(), "the group has ended");
+    assert!(wait(&patience()).is_err(), "the group has ended");
     std::thread::sleep(Duration::from_secs(4));
 }
 

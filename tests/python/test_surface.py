@@ -41,6 +41,7 @@ SIGNATURES = {
         "timeout_seconds=0.0)"
     ),
     "Mesh.bootstrap": "(executor, options, /)",
+    "Mesh.bootstrap_over_mpi": "(executor, options, communicator=None, /)",
     "Mesh.describe": "(self, /)",
     "Mesh.topology": "(self, /)",
     "Mesh.arena": "(self, byte_count, /)",

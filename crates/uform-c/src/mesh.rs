@@ -1,6 +1,6 @@
 //! The mesh: joining a run, looking at it, leaving it.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use uform::error::Result;
 
@@ -26,17 +26,22 @@ impl Handled for Held {
 verbs! {
     /// Joins the run that the options or the launcher describe.
     fn uform_mesh_bootstrap(executor: *const Executor, options: *const MeshOptions, mesh: *mut *mut Mesh) {
-        let mesh = Out::handle(mesh, "mesh")?;
-        let executor = if executor.is_null() { None } else { Some(handle::get::<executor::Held>(executor)?) };
-        let given = if options.is_null() { None } else { Some(versioned::read(options, "options")?) };
-        let options = given.map(|given| mesh_options(&given)).transpose()?;
-        let given = given.unwrap_or_default();
-        let executor = executor.as_ref().map(|executor| &executor.inner);
-        let inner = with_interrupt(given.interrupt, given.interrupt_user, |interrupt| {
-            uform::Mesh::bootstrap_within(executor, options.as_ref(), interrupt)
-        })?;
-        mesh.put(handle::give(Held { inner, closes: true }));
-        Ok(())
+        join(executor, options, mesh, |executor, options, interrupt| {
+            uform::Mesh::bootstrap_within(executor, options, interrupt)
+        })
+    }
+
+    /// Joins the processes of an MPI communicator.
+    fn uform_mesh_bootstrap_over_mpi(
+        executor: *const Executor,
+        options: *const MeshOptions,
+        communicator: *const c_void,
+        mesh: *mut *mut Mesh,
+    ) {
+        let given = if communicator.is_null() { None } else { Some(uform::MpiCommunicator::read(communicator)) };
+        join(executor, options, mesh, |executor, options, interrupt| {
+            uform::Mesh::bootstrap_over_mpi(executor, options, given, interrupt)
+        })
     }
 
     /// The index of this process in the run.
@@ -144,6 +149,36 @@ verbs! {
             _ => Ok(()),
         }
     }
+}
+
+/// Makes a mesh by one of the ways of the core.
+///
+/// # Safety
+/// As for the verbs that call it: `options` and `mesh` are null or valid, with all that the options point to.
+unsafe fn join(
+    executor: *const Executor,
+    options: *const MeshOptions,
+    mesh: *mut *mut Mesh,
+    way: impl FnOnce(
+        Option<&uform::Executor>,
+        Option<&uform::MeshOptions>,
+        Option<uform::InterruptCheck<'_>>,
+    ) -> Result<uform::Mesh>,
+) -> Result<()> {
+    // SAFETY: the caller of this function keeps the same promises.
+    let (mesh, given, options) = unsafe {
+        let mesh = Out::handle(mesh, "mesh")?;
+        let given = if options.is_null() { None } else { Some(versioned::read(options, "options")?) };
+        let options = given.map(|given| mesh_options(&given)).transpose()?;
+        (mesh, given.unwrap_or_default(), options)
+    };
+    let executor = if executor.is_null() { None } else { Some(handle::get::<executor::Held>(executor)?) };
+    let executor = executor.as_ref().map(|executor| &executor.inner);
+    let inner = with_interrupt(given.interrupt, given.interrupt_user, |interrupt| {
+        way(executor, options.as_ref(), interrupt)
+    })?;
+    mesh.put(handle::give(Held { inner, closes: true }));
+    Ok(())
 }
 
 /// What the caller says about the run, as the core takes it.

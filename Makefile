@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python toolchain launchers network
+	test-rust test-python test-mpi toolchain launchers network
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
 PREFIX ?= /usr/local
@@ -40,7 +40,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools lint-rust test-rust test-mpi wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -57,13 +57,16 @@ toolchain:
 		{ echo "rustfmt and clippy are missing: run 'rustup component add rustfmt clippy'" >&2; exit 1; }
 
 # The tests that run under a real mpirun are skipped where these are missing, unless UFORM_REQUIRE names them.
+MPI_PACKAGES := openmpi-bin mpich libopenmpi-dev libmpich-dev libclang-dev
 launchers:
-	@if ! command -v mpirun.openmpi >/dev/null || ! command -v mpiexec.hydra >/dev/null; then \
+	@if ! command -v mpicc.openmpi >/dev/null || ! command -v mpicc.mpich >/dev/null || \
+		! command -v mpirun.openmpi >/dev/null || ! command -v mpiexec.hydra >/dev/null || \
+		! ls /usr/lib/llvm*/lib/libclang*.so* >/dev/null 2>&1; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq \
-				--no-install-recommends openmpi-bin mpich >/dev/null; \
+				--no-install-recommends $(MPI_PACKAGES) >/dev/null; \
 		else \
-			echo "no tests under mpirun: they need openmpi-bin and mpich (Debian: apt-get install openmpi-bin mpich)"; \
+			echo "no tests under mpirun: they need $(MPI_PACKAGES) (Debian: apt-get install $(MPI_PACKAGES))"; \
 		fi; \
 	fi
 
@@ -79,7 +82,11 @@ lint-rust:
 	cargo fmt --all --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	cargo clippy --quiet --locked --package uform --all-targets --no-default-features -- -D warnings
-	cargo clippy --quiet --locked --package uform --all-targets --all-features -- -D warnings
+	if command -v mpicc.openmpi >/dev/null; then \
+		$(call with-mpi,openmpi) cargo clippy --quiet --locked --package uform --all-targets --all-features -- -D warnings; \
+	else \
+		echo "mpicc.openmpi is not installed: the feature mpi is not checked"; \
+	fi
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 
 # nextest runs no documentation tests, so cargo runs those either way.
@@ -90,6 +97,22 @@ test-rust:
 	else \
 		cargo test --locked; \
 	fi
+
+# One build and one target folder for each MPI: handles of one are not those of the other.
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+with-mpi = MPICC=mpicc.$(1) CARGO_TARGET_DIR=$(TARGET)/$(1)
+
+# UFORM_REQUIRE with the word `mpi` turns a missing MPI into a failure.
+test-mpi:
+	@for mpi in openmpi mpich; do \
+		if command -v mpicc.$$mpi >/dev/null; then \
+			$(call with-mpi,$$mpi) cargo test --quiet --locked --package uform --features mpi --test mpi member::; \
+		elif [[ ",$${UFORM_REQUIRE:-}," == *,mpi,* ]]; then \
+			echo "UFORM_REQUIRE names mpi: no mpicc.$$mpi" >&2; exit 1; \
+		else \
+			echo "skipped: mpicc.$$mpi is not installed"; \
+		fi; \
+	done
 
 # Tests of the C interface use them. Without root, those tests say that they are skipped.
 c-tools:

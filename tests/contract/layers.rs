@@ -160,7 +160,7 @@ fn violations(path: &str, text: &str, outside: &BTreeSet<String>, tests_only: bo
         let first = segments.first().map_or("", String::as_str);
         let complaint = if first == "crate" {
             inside(row, &segments, named.in_tests)
-        } else if outside.contains(first) && !modules.contains(first) {
+        } else if outside.contains(first) && !modules.contains(first) && !is_imported(&paths, first) {
             outside_allowed(row, first)
         } else {
             None
@@ -176,6 +176,12 @@ fn violations(path: &str, text: &str, outside: &BTreeSet<String>, tests_only: bo
 fn imported_rooms(paths: &[NamedPath]) -> BTreeMap<String, Vec<String>> {
     let whole = |named: &&NamedPath| named.segments.len() == 2 && named.segments[0] == "crate";
     paths.iter().filter(whole).map(|named| (named.segments[1].clone(), named.segments.clone())).collect()
+}
+
+/// Whether a file imports a module of this crate that is called like an outside crate.
+fn is_imported(paths: &[NamedPath], name: &str) -> bool {
+    let ends = |named: &NamedPath| named.segments.last().is_some_and(|last| last == name);
+    paths.iter().any(|named| named.segments.first().is_some_and(|first| first == "crate") && ends(named))
 }
 
 /// The modules that a file declares: a path that starts with one does not name an outside crate.

@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python test-mpi toolchain launchers network
+	test-rust test-python test-mpi test-mpi4py toolchain launchers network
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
 PREFIX ?= /usr/local
@@ -40,7 +40,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools lint-rust test-rust test-mpi wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools lint-rust test-rust test-mpi test-mpi4py wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -50,7 +50,7 @@ bench: wheel
 
 clean:
 	cargo clean
-	rm -rf $(VENV) $(TOOLS) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(MPI_VENV) $(TOOLS) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
 
 toolchain:
 	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
@@ -113,6 +113,31 @@ test-mpi:
 			echo "skipped: mpicc.$$mpi is not installed"; \
 		fi; \
 	done
+
+# mpi4py beside uform, in an environment of its own, with the package as `pip install` builds it; not optimised, to be quick.
+# What mpi4py calls libmpi.so.12 is MPICH: it is the other library, which must be refused.
+MPI_VENV := .venv-mpi
+MPI_PYTHON = $(CURDIR)/$(MPI_VENV)/bin/python
+MPI4PY_VERSION := 4.1.2
+test-mpi4py: $(BIN)/maturin
+	@if ! command -v mpicc.openmpi >/dev/null || ! command -v mpirun.openmpi >/dev/null; then \
+		[[ ",$${UFORM_REQUIRE:-}," != *,mpi,* ]] || { echo "UFORM_REQUIRE names mpi: no mpicc.openmpi" >&2; exit 1; }; \
+		echo "skipped: mpi4py beside uform needs Open MPI"; exit 0; \
+	fi; \
+	[ -x $(MPI_PYTHON) ] || $(PYTHON) -m venv $(MPI_VENV); \
+	$(MPI_PYTHON) -m pip install --quiet mpi4py==$(MPI4PY_VERSION); \
+	MPICC=mpicc.openmpi CARGO_TARGET_DIR=$(abspath $(TARGET))/openmpi \
+		MATURIN_PEP517_ARGS="--locked --features mpi --profile dev --auditwheel skip" \
+		$(MPI_PYTHON) -m pip install --quiet --no-deps --force-reinstall ./python; \
+	for case in before after handed; do \
+		timeout 120 mpirun.openmpi --oversubscribe --allow-run-as-root -n 4 $(MPI_PYTHON) tests/mpi/interop.py $$case; \
+	done; \
+	library=$$(ls /usr/lib/*/libmpich.so.12 2>/dev/null | head -n 1); \
+	if [ -n "$$library" ]; then \
+		mkdir -p $(TARGET)/openmpi/other && ln -sf $$library $(TARGET)/openmpi/other/libmpi.so.12; \
+		MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$(abspath $(TARGET))/openmpi/other \
+			timeout 120 $(MPI_PYTHON) tests/mpi/interop.py other; \
+	fi
 
 # Tests of the C interface use them. Without root, those tests say that they are skipped.
 c-tools:

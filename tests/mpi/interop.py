@@ -1,5 +1,8 @@
 """mpi4py beside uform, under an mpirun: imported before or after, or with a communicator of its own handed over."""
 
+# When mpi4py is imported is what is tested; and no pytest runs under mpirun.
+# ruff: noqa: PLC0415, PT017, PT018
+
 import sys
 from array import array
 
@@ -7,7 +10,7 @@ import uform
 
 
 def check(mesh: uform.Mesh) -> None:
-    """Adds up numbers that depend on the index."""
+    """Add up numbers that depend on the index."""
     numbers = array("d", [mesh.index * 1e6 + position for position in range(30_000)])
     mesh.all_reduce(numbers)
     indexes = sum(range(mesh.count))
@@ -15,7 +18,7 @@ def check(mesh: uform.Mesh) -> None:
 
 
 def main(case: str) -> None:
-    """Plays one case in every process."""
+    """Play one case in every process."""
     if case == "before":
         from mpi4py import MPI
 

@@ -119,6 +119,16 @@ typedef enum uform_multimem_tier_t {
     uform_multimem_tier_peer_read_k = 1
 } uform_multimem_tier_t;
 
+/** Which of the processes of a mesh belong together because of where they are. */
+typedef enum uform_mesh_domain_t {
+    /** Those whose first GPU is in the multimem domain of this one's first GPU. */
+    uform_mesh_domain_multimem_k = 0,
+    /** Those that share memory: the host domains of one host. */
+    uform_mesh_domain_host_k = 1,
+    /** Those of the colocated domain: all of them. */
+    uform_mesh_domain_colocated_k = 2
+} uform_mesh_domain_t;
+
 /** What idle threads of an executor do. */
 typedef enum uform_mood_t {
     /** Spin: lowest latency. */
@@ -731,13 +741,19 @@ uform_status_t uform_mesh_arena(uform_mesh_t const *mesh, size_t byte_count, ufo
 uform_status_t uform_mesh_on(uform_mesh_t const *mesh, uform_executor_t const *executor, uform_mesh_t **other);
 
 /**
- *  Makes a mesh of the processes that give the same color. Not in this version: `uform_status_unsupported_k`.
+ *  Makes a mesh of the processes that give the same color; all processes of the mesh call it.
+ *
+ *  The part runs on the executor of `mesh`, and either may be closed first. It is freed as a mesh is.
  *
  *  @param color NULL joins none, and `part` is then NULL.
  *  @param key puts the processes of a color in order; equal keys are in the order of indexes.
  */
 uform_status_t uform_mesh_split(uform_mesh_t const *mesh, uint64_t const *color, int64_t key,
                                 uform_call_options_t const *options, uform_mesh_t **part);
+
+/** Makes a mesh of the processes in the same domain as this one, in the order of indexes; all processes of the mesh call it. */
+uform_status_t uform_mesh_domain(uform_mesh_t const *mesh, uform_mesh_domain_t domain,
+                                 uform_call_options_t const *options, uform_mesh_t **part);
 
 /** Makes a mesh of the processes that are left. Not in this version: `uform_status_unsupported_k`. */
 uform_status_t uform_mesh_shrink(uform_mesh_t const *mesh, uform_call_options_t const *options,

@@ -41,4 +41,6 @@ pub use sys::mpi::Handle as MpiCommunicator;
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
 pub use topology::{GpuDevice, MeshDescription, Topology};
 pub use trainer::{DeferredTrainer, Optimizer, Parameter, StepReport, Trainer};
-pub use vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp, Status, Verb};
+pub use vocabulary::{
+    CpuClass, Dtype, GpuClass, GpuVendor, MeshDomain, Mood, MultimemTier, ReduceOp, Status, Verb,
+};

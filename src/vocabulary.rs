@@ -249,6 +249,18 @@ impl Dtype {
 }
 
 enumeration! {
+    /// Which of the members of a mesh belong together because of where they are.
+    MeshDomain, python "MeshDomain", c "mesh_domain" {
+        /// Those whose first GPU is in the multimem domain of this one's first GPU.
+        Multimem = 0, "MULTIMEM";
+        /// Those that share memory: the host domains of one host.
+        Host = 1, "HOST";
+        /// Those of the colocated domain: all members.
+        Colocated = 2, "COLOCATED";
+    }
+}
+
+enumeration! {
     /// The verbs of a group, as descriptors and messages name them.
     Verb, python "Verb", c "verb" {
         /// Every member gets the reduction of all.
@@ -277,6 +289,8 @@ enumeration! {
         Exchange = 12, "EXCHANGE";
         /// Members make a shared arena.
         Arena = 13, "ARENA";
+        /// Members make meshes of some of them.
+        Split = 14, "SPLIT";
     }
 }
 
@@ -298,6 +312,7 @@ impl Verb {
             Self::Barrier => "barrier",
             Self::Exchange => "exchange",
             Self::Arena => "arena",
+            Self::Split => "split",
         }
     }
 }

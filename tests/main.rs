@@ -10,6 +10,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     harness::ROLES,
     conformance::communicator::ROLES,
     conformance::deferred::ROLES,
+    conformance::group::ROLES,
     conformance::trainer::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,

@@ -13,6 +13,18 @@ pub(crate) fn count(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<usize>
     if is_flag(given) { Err(refuse()) } else { given.extract().map_err(|_| refuse()) }
 }
 
+/// A color: an integer of 0 or more, up to 64 bits.
+pub(crate) fn color(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let refuse = || invalid(given.py(), argument, given, "must be an integer, 0 or more, or None");
+    if is_flag(given) { Err(refuse()) } else { given.extract().map_err(|_| refuse()) }
+}
+
+/// A key: an integer of 64 bits.
+pub(crate) fn key(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let refuse = || invalid(given.py(), argument, given, "must be an integer of 64 bits");
+    if is_flag(given) { Err(refuse()) } else { given.extract().map_err(|_| refuse()) }
+}
+
 /// Whether it is True or False: integers in Python, and a mistake wherever a number is wanted.
 pub(crate) fn is_flag(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyBool>()

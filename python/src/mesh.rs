@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyType};
 use uform::communicator::Call;
 use uform::sys::SpanMut;
-use uform::vocabulary::{ReduceOp, Verb};
+use uform::vocabulary::{MeshDomain, ReduceOp, Verb};
 
 use crate::arena::Arena;
 use crate::argument;
@@ -18,6 +18,7 @@ use crate::options::MeshOptions;
 use crate::structseq;
 use crate::topology::Topology;
 use crate::verb::{Given, Request, verbs, within};
+use crate::vocabulary::Enumeration;
 
 /// The processes of a run, joined; usable in `with`, which closes it.
 ///
@@ -174,11 +175,24 @@ impl Mesh {
         Ok(DeferredMesh::new(self.inner.deferred(core), executor))
     }
 
-    /// One mesh for each color; raises UnsupportedError: not in this version.
+    /// One mesh for the processes of each color, in the order of their keys and then of their indexes; all call it.
+    ///
+    /// color: an integer of 0 or more, or None, which joins none and gives None. The new mesh uses the executor of this one,
+    /// and either may be closed first.
     #[pyo3(signature = (color, key=None), text_signature = "($self, color, key=0)")]
     fn split(&self, py: Python<'_>, color: &Bound<'_, PyAny>, key: Given<'_, '_>) -> PyResult<Option<Self>> {
-        let _ = (color, key);
-        Err(unsupported(py, "Mesh.split"))
+        let color = if color.is_none() { None } else { Some(argument::color("color", color)?) };
+        let key = key.map_or(Ok(0), |key| argument::key("key", key))?;
+        let part = within(py, None, |deadline| self.inner.split_within(color, key, deadline))?;
+        Ok(part.map(|part| self.beside(py, part)))
+    }
+
+    /// The mesh of the processes that are in the same domain as this one, in the order of indexes; all call it.
+    #[pyo3(signature = (domain, /))]
+    fn domain(&self, py: Python<'_>, domain: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let domain = MeshDomain::of_argument("domain", domain)?;
+        let part = within(py, None, |deadline| self.inner.domain_within(domain, deadline))?;
+        Ok(self.beside(py, part))
     }
 
     /// A mesh of the survivors; raises UnsupportedError: not in this version.
@@ -214,6 +228,11 @@ impl Mesh {
 }
 
 impl Mesh {
+    /// A mesh on the executor of this one.
+    fn beside(&self, py: Python<'_>, inner: uform::Mesh) -> Self {
+        Self { inner: Detached::new(inner), executor: self.executor.clone_ref(py) }
+    }
+
     fn carry(&self, py: Python<'_>, request: Request<'_, '_>) -> PyResult<()> {
         request.run(py, &self.inner)
     }

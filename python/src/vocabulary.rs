@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyInt, PyType};
-use uform::vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp};
+use uform::vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, MeshDomain, Mood, MultimemTier, ReduceOp};
 
 use crate::error::invalid;
 
@@ -103,6 +103,10 @@ enumerations! {
     MultimemTier: "How the NVLink domains of a run reduce.\n\n\
         SWITCH_REDUCED: every multimem domain of two or more GPUs can reduce in the switch.\n\
         PEER_READ: GPUs read each other's memory; also without GPUs, with one, and on AMD.",
+    MeshDomain: "Which of the processes of a mesh belong together because of where they are.\n\n\
+        MULTIMEM: those whose first GPU is in the multimem domain of this one's first GPU.\n\
+        HOST: those that share memory, the host domains of one host.\n\
+        COLOCATED: those of the colocated domain, which are all.",
     Mood: "What idle threads of an executor do.\n\nBUSY: spin, for the lowest latency. PARKED: sleep, without CPU time.",
     ReduceOp: "How a collective combines the values of its members, in the order of their indexes.\n\n\
         Bitwise operations are for integers only; AVERAGE of integers rounds toward zero.",

@@ -34,6 +34,7 @@ from uform._uform import IoError as IoError
 from uform._uform import LostError as LostError
 from uform._uform import Mesh as Mesh
 from uform._uform import MeshDescription as MeshDescription
+from uform._uform import MeshDomain as MeshDomain
 from uform._uform import MeshOptions as MeshOptions
 from uform._uform import Mood as Mood
 from uform._uform import MultimemTier as MultimemTier

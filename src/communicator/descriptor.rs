@@ -95,7 +95,7 @@ impl Cause {
     }
 }
 
-/// Compares the calls of all seats; all members find the same, since each is compared with that of the first seat.
+/// Compares the calls of all seats, `suffix` naming the group; all members find the same, since each is compared with that of the first seat.
 ///
 /// # Errors
 /// `Disagreed` naming this member's call and the first that differs.
@@ -104,6 +104,7 @@ pub(super) fn compare(
     seat: usize,
     calls: &[Option<Descriptor>],
     seats: &[usize],
+    suffix: &str,
 ) -> Result<()> {
     let first = calls.first().copied().flatten();
     let differs = |call: &Option<Descriptor>| {
@@ -116,8 +117,8 @@ pub(super) fn compare(
     let field = theirs.and_then(|theirs| own.difference(&theirs)).unwrap_or("the call");
     Err(Error::Disagreed {
         field: format!("{field} of a call"),
-        mine: format!("{own}, index {}", seats[seat]),
-        theirs: theirs.map_or_else(|| "no readable call".to_owned(), |theirs| theirs.to_string()),
+        mine: format!("{own}{suffix}, index {}", seats[seat]),
+        theirs: theirs.map_or_else(|| "no readable call".to_owned(), |theirs| format!("{theirs}{suffix}")),
         index: seats[other],
     })
 }
@@ -171,7 +172,7 @@ pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usiz
         },
         Verb::Reduce if is_root => input.optional(length),
         Verb::Reduce => output.exactly(0).and_then(|_| input.given(given)),
-        Verb::AllGather | Verb::Exchange => match counts {
+        Verb::AllGather | Verb::Exchange | Verb::Split => match counts {
             None => output.parts(members).and_then(|each| input.optional(each)),
             Some(counts) => {
                 output.exactly(counts.total)?;

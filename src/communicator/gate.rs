@@ -9,6 +9,11 @@ use crate::error::{Error, Result};
 use crate::sys::process;
 use crate::vocabulary::Verb;
 
+/// The name of the group of a whole run.
+const RUN: &str = "run";
+/// How the name of a group begins that is the part on one host of another.
+pub(super) const INSIDE: &str = "host of ";
+
 /// What only the member in a call touches.
 pub(super) trait Turn {
     /// What ended the group.
@@ -18,6 +23,8 @@ pub(super) trait Turn {
 /// Who may make a call.
 pub(super) struct Gate<T> {
     name: String,
+    /// What tells a call of this group from one of the run's: empty, or ` of ` and the name.
+    suffix: String,
     pid: u32,
     is_closed: AtomicBool,
     turn: Mutex<T>,
@@ -26,7 +33,14 @@ pub(super) struct Gate<T> {
 impl<T: Turn> Gate<T> {
     /// The gate of an open group of this process.
     pub(super) fn new(name: String, turn: T) -> Self {
-        Self { name, pid: process::pid(), is_closed: AtomicBool::new(false), turn: Mutex::new(turn) }
+        let whole = name.strip_prefix(INSIDE).unwrap_or(&name);
+        let suffix = if whole == RUN { String::new() } else { format!(" of {whole}") };
+        Self { name, suffix, pid: process::pid(), is_closed: AtomicBool::new(false), turn: Mutex::new(turn) }
+    }
+
+    /// What messages put after the name of a call: nothing for the group of a whole run.
+    pub(super) fn suffix(&self) -> &str {
+        &self.suffix
     }
 
     /// The name of the group.

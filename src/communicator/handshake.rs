@@ -8,6 +8,17 @@ use sha2::Sha256;
 
 use crate::rendezvous::RunKey;
 
+/// The key of a group of members that all know `key`; `name` tells it from others. Who knows one of them knows no other.
+pub(crate) fn derived_key(key: &RunKey, name: &str) -> RunKey {
+    let mac = Hmac::<Sha256>::new_from_slice(&key.0).ok().map(|mut mac| {
+        mac.update(b"uform-group\0");
+        mac.update(name.as_bytes());
+        mac.finalize().into_bytes().into()
+    });
+    // A MAC takes keys of any length.
+    RunKey(mac.unwrap_or([0; 32]))
+}
+
 /// Drawn by each side for one connection.
 pub(super) type Challenge = [u8; 32];
 /// Proof of the run's key.

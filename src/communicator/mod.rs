@@ -17,6 +17,7 @@ pub mod tiered;
 
 use std::sync::Arc;
 
+pub(crate) use handshake::derived_key;
 pub use progress::{Progress, ProgressCallback};
 
 use crate::error::{Error, Result};

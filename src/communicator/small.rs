@@ -22,7 +22,7 @@ pub(super) fn contribution<'c>(
     match (call.verb, call.input) {
         (Verb::Broadcast | Verb::Scatter, _) if call.root != own => Ok(None),
         (_, Some(input)) => Ok(Some(input)),
-        (Verb::AllGather | Verb::Exchange, None) => {
+        (Verb::AllGather | Verb::Exchange | Verb::Split, None) => {
             call.output.as_span().part(own * part_bytes..(own + 1) * part_bytes).map(Some)
         }
         (_, None) => Ok(Some(call.output.as_span())),

@@ -181,7 +181,7 @@ impl TcpCommunicator {
     pub(super) fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
         // Only the holder of the turn counts.
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
-        let phase = format!("{} #{sequence}", verb.word());
+        let phase = format!("{} #{sequence}{}", verb.word(), self.gate.suffix());
         let (was_warned, looked) = (Cell::new(false), Cell::new(Instant::now()));
         Watch { sequence, phase, deadline, was_warned, looked, patience: Patience::default() }
     }
@@ -233,7 +233,7 @@ impl TcpCommunicator {
             if seat == self.own { Some(*own) } else { heard[seat].calls.front().map(|(call, _)| *call) }
         };
         let calls = (0..self.seats.len()).map(call).collect::<Vec<_>>();
-        descriptor::compare(own, self.own, &calls, &self.seats)
+        descriptor::compare(own, self.own, &calls, &self.seats, self.gate.suffix())
     }
 
     /// The control connections as they are waited for; one that has ended has nothing to say.

@@ -16,7 +16,7 @@ use super::descriptor::{self, Descriptor};
 use super::reduce::share;
 use super::shared::{Proof, SharedCommunicator};
 use super::tcp::{Flow, Incoming, Lane, Outgoing, Place, Reduction, TcpCommunicator, Turn, Watch, is_small};
-use super::{Call, Communicator, SharedArena, announcement};
+use super::{Call, Communicator, SharedArena, announcement, gate};
 use crate::error::{Error, Result};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::topology::Group;
@@ -94,7 +94,7 @@ impl TieredCommunicator {
         let seats = &hosts[own_host];
         let place = seats.iter().position(|seat| *seat == group.own).unwrap_or(0);
         let own = Group {
-            name: format!("host of {}", group.name),
+            name: format!("{}{}", gate::INSIDE, group.name),
             seats: seats.iter().map(|seat| group.seats[*seat]).collect(),
             own: place,
         };

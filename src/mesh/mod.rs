@@ -4,13 +4,15 @@
 
 mod arena;
 mod deferred;
+mod group;
 mod mpi;
 mod network;
 mod order;
+mod split;
 mod verbs;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use arena::{ALIGNMENT, Arena};
@@ -19,23 +21,22 @@ pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
 use crate::communicator::Communicator;
-use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
+use crate::communicator::shared::Listener;
 use crate::device;
 use crate::environment::interface::Network;
 use crate::environment::{Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::rendezvous::directory::Meeting;
-use crate::rendezvous::{self, Exchange, directory, memory};
+use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
 use crate::sys::mpi::{Handle as MpiCommunicator, World};
 use crate::sys::{Deadline, InterruptCheck, process};
-use crate::topology::{Findings, Group, Introduction, MeshDescription, Placement, Plan, Request, Topology};
+use crate::topology::{Introduction, MeshDescription, Topology};
 
-/// How long a member that lost another one looks for what that one said.
-const REASON_LIMIT: Duration = Duration::from_secs(3);
+use self::group::{Between, Forming, Lease, form};
 
-/// How long closing waits for the executor that bootstrap made.
-const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// The group of all members of a run.
+const RUN: &str = "run";
 
 /// The processes of a run, met and connected.
 ///
@@ -59,11 +60,16 @@ struct Inner {
     index: usize,
     topology: Topology,
     order: order::Order,
-    /// The executor of bootstrap.
-    executor: Executor,
-    /// Whether bootstrap made the executor, so that the mesh closes it.
-    owns_executor: bool,
+    /// The group's name, for messages.
+    name: String,
+    /// The executor that bootstrap made, if it made one: the last of the meshes that hold it closes it.
+    lease: Mutex<Option<Lease>>,
     communicator: Arc<dyn Communicator>,
+    /// What members prove to each other; those of groups made later are derived from it.
+    key: RunKey,
+    network: Network,
+    /// How many groups were made of its members.
+    split_count: AtomicU64,
     closed: AtomicBool,
     /// The process that made it: a forked child must not touch what its parent shares with peers.
     pid: u32,
@@ -143,13 +149,14 @@ impl Mesh {
         let count = world.as_ref().map_or(launch.count.value, World::count);
         let listener = phase("listener", || listen(count))?;
         introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
-        let exchange = phase("rendezvous", || match &world {
+        let mut exchange = phase("rendezvous", || match &world {
             Some(world) => rendezvous::mpi::meet(world, introduction, &deadline),
             None => meet(&launch, introduction, &deadline),
         })?;
-        let between =
-            Between { gpus_per_multimem_domain: launch.gpus_per_multimem_domain, network: &network, world };
-        form(exchange, listener, executor, &between, &deadline)
+        let gpus_per_multimem_domain = launch.gpus_per_multimem_domain;
+        let between = Between { network: &network, world };
+        let forming = Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain, between };
+        form(exchange.as_mut(), listener, forming, &deadline)
     }
 
     /// A mesh of members that met by another exchange, such as threads of one process.
@@ -159,14 +166,15 @@ impl Mesh {
     /// # Errors
     /// As [`Mesh::bootstrap`].
     pub fn of_exchange(
-        exchange: Box<dyn Exchange>,
+        mut exchange: Box<dyn Exchange>,
         listener: Option<Listener>,
         executor: Option<&Executor>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
         let network = phase("environment", network::read)?;
-        let between = Between { gpus_per_multimem_domain: 0, network: &network, world: None };
-        form(exchange, listener, executor, &between, deadline)
+        let between = Between { network: &network, world: None };
+        let forming = Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain: 0, between };
+        form(exchange.as_mut(), listener, forming, deadline)
     }
 
     /// The index of this process in the run.
@@ -232,7 +240,10 @@ impl Mesh {
 
 impl Inner {
     fn check_open(&self) -> Result<()> {
-        let closed = |why: String| Error::Closed { what: format!("the mesh of index {}", self.index), why };
+        let closed = |why: String| {
+            let group = if self.name == RUN { String::new() } else { format!(" of {}", self.name) };
+            Error::Closed { what: format!("the mesh of index {}{group}", self.index), why }
+        };
         if process::pid() != self.pid {
             let pid = self.pid;
             return Err(closed(format!(
@@ -251,15 +262,8 @@ impl Inner {
         }
         self.communicator.close();
         self.order.wake();
-        if !self.owns_executor {
-            return Ok(());
-        }
-        // The last call may hold the last handle: then its thread cannot wait for itself, and ends after it.
-        if self.executor.is_inside() {
-            self.executor.shut();
-            return Ok(());
-        }
-        self.executor.close(&Deadline::after(CLOSE_LIMIT))
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lease.map_or(Ok(()), Lease::end)
     }
 }
 
@@ -334,132 +338,6 @@ fn meet(launch: &Launch, introduction: Introduction, deadline: &Deadline<'_>) ->
         }
         _ => memory::lone(introduction),
     }
-}
-
-/// What members of several hosts are connected by, and how domains are cut.
-struct Between<'a> {
-    gpus_per_multimem_domain: usize,
-    network: &'a Network,
-    /// The processes of the run as MPI has them, if they met over it.
-    world: Option<World>,
-}
-
-/// From a committed roster to a mesh: all members form it, or all learn why not. Then the meeting place closes.
-fn form(
-    mut exchange: Box<dyn Exchange>,
-    listener: Option<Listener>,
-    executor: Option<&Executor>,
-    between: &Between<'_>,
-    deadline: &Deadline<'_>,
-) -> Result<Mesh> {
-    let connected = connect(exchange.as_mut(), listener, executor, between, deadline);
-    let ready =
-        connected.and_then(|mesh| phase("ready", || exchange.exchange("ready", &[], deadline)).map(|_| mesh));
-    match ready {
-        Ok(mesh) => {
-            exchange.close();
-            tracing::info!(index = mesh.index(), count = mesh.count(), waited = ?deadline.waited(), "mesh formed");
-            Ok(mesh)
-        }
-        Err(error) => {
-            let error = reason_of(exchange.as_mut(), error, deadline);
-            exchange.give_up(&error);
-            Err(error)
-        }
-    }
-}
-
-/// A member that gave up looks lost to those that were connected to it: what it said at the meeting place counts more.
-fn reason_of(exchange: &mut dyn Exchange, error: Error, deadline: &Deadline<'_>) -> Error {
-    match &error {
-        // What the meeting place told is the reason already.
-        Error::Lost { phase, .. } if !phase.contains("rendezvous") => {}
-        _ => return error,
-    }
-    match exchange.exchange("loss", &[], &deadline.sooner(REASON_LIMIT)) {
-        Ok(_) | Err(Error::TimedOut { .. } | Error::Interrupted { .. }) => error,
-        Err(reason) => in_phase("loss", reason),
-    }
-}
-
-fn connect(
-    exchange: &mut dyn Exchange,
-    listener: Option<Listener>,
-    executor: Option<&Executor>,
-    between: &Between<'_>,
-    deadline: &Deadline<'_>,
-) -> Result<Mesh> {
-    let index = exchange.index();
-    let roster = exchange.roster().clone();
-    let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
-    let findings = phase("findings", || share_findings(exchange, &proof.findings(), deadline))?;
-    let topology =
-        phase("topology", || Topology::derive(&roster, &findings, between.gpus_per_multimem_domain))?;
-    let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
-    let (executor, owns_executor) = phase("executor", || choose_executor(executor, &topology, index))?;
-    let world = plan.world();
-    let communicator = match apart(&topology) {
-        None => phase("communicators", || join(proof, world, deadline))?,
-        Some(_) => network::join(exchange, proof, &topology, world, between, deadline)?,
-    };
-    let (closed, pid) = (AtomicBool::new(false), process::pid());
-    let order = order::Order::default();
-    let inner = Inner {
-        index,
-        topology,
-        order,
-        executor: executor.clone(),
-        owns_executor,
-        communicator,
-        closed,
-        pid,
-    };
-    Ok(Mesh { inner: Arc::new(inner), executor })
-}
-
-fn share_findings(
-    exchange: &mut dyn Exchange,
-    own: &Findings,
-    deadline: &Deadline<'_>,
-) -> Result<Vec<Findings>> {
-    let all = exchange.exchange("findings", &own.to_bytes(), deadline)?;
-    all.iter().enumerate().map(|(index, bytes)| Findings::from_bytes(bytes, index)).collect()
-}
-
-/// The run's communicator where all members share memory.
-fn join(proof: Proof, world: &Group, deadline: &Deadline<'_>) -> Result<Arc<dyn Communicator>> {
-    Ok(SharedCommunicator::join(proof, world, deadline)?)
-}
-
-/// Which two members share no memory, and why; the same two on all members, since they come from the topology alone.
-fn apart(topology: &Topology) -> Option<String> {
-    let [host, other, ..] = topology.hosts() else { return None };
-    let name = |index: usize| match topology.members().get(index).map(|member| &member.introduction.process) {
-        Some(process) => format!("index {index} (host {}, pid {})", process.host_name, process.pid),
-        None => format!("index {index}"),
-    };
-    let relation = if host.boot_id == other.boot_id {
-        "run under one kernel but cannot open each other's memory (containers, or users, or network namespaces apart)"
-    } else {
-        "are on different hosts"
-    };
-    Some(format!("{} and {} {relation}", name(*host.members.first()?), name(*other.members.first()?)))
-}
-
-/// The caller's executor, or one on this process's part of its host.
-fn choose_executor(
-    executor: Option<&Executor>,
-    topology: &Topology,
-    index: usize,
-) -> Result<(Executor, bool)> {
-    if let Some(executor) = executor {
-        // A closed one is refused here, not in the first verb.
-        executor.check_open()?;
-        return Ok((executor.clone(), false));
-    }
-    let request = Request::of(topology, index)
-        .ok_or_else(|| Error::invalid("index", index, "roster", "has no member with it"))?;
-    Ok((Executor::placed(Placement::derive(&request)?, 0, None)?, true))
 }
 
 #[cfg(test)]

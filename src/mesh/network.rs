@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Between, apart, phase};
+use super::group::{Between, apart};
+use super::phase;
 use crate::communicator::Communicator;
 use crate::communicator::mpi;
 use crate::communicator::shared::Proof;

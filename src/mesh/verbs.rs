@@ -105,7 +105,7 @@ impl Mesh {
     }
 
     /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.
-    fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission> {
+    pub(super) fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission> {
         self.admit(verb.word(), deadline).inspect_err(|error| {
             if matches!(error, Error::TimedOut { .. } | Error::Interrupted { .. }) {
                 self.refuse(verb, error);
@@ -221,26 +221,27 @@ impl Mesh {
 
     /// An exchange whose turn has come.
     pub(super) fn exchange_here(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        self.exchange_as(Verb::Exchange, payload, deadline)
+    }
+
+    /// An exchange that members compare and messages name as another verb.
+    pub(super) fn exchange_as(
+        &self,
+        verb: Verb,
+        payload: &[u8],
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
         let count = self.count();
         let mut lengths = vec![0_u64; count];
-        self.gather_equal(&[payload.len() as u64], &mut lengths, deadline)?;
+        self.gather_equal(verb, &[payload.len() as u64], &mut lengths, deadline)?;
         let longest = lengths.iter().max().copied().unwrap_or(0);
         let mut all = zeroed(longest, count)?;
         let longest = longest as usize;
         let mut padded = zeroed(longest as u64, 1)?;
         padded[..payload.len()].copy_from_slice(payload);
-        self.gather_equal(&padded, &mut all, deadline)?;
+        self.gather_equal(verb, &padded, &mut all, deadline)?;
         let parts = lengths.iter().enumerate();
         Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
-    }
-
-    /// A mesh for the members of each color. Not in this version.
-    ///
-    /// # Errors
-    /// `Unsupported` always.
-    pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
-        let what = format!("split (color {color:?}, key {key}) of a mesh");
-        Err(Error::unsupported(what, "sub-meshes are not in this version"))
     }
 
     /// A mesh of the members that are left. Not in this version.
@@ -273,8 +274,14 @@ impl Mesh {
     }
 
     /// One gathering of a call that holds the executor already.
-    fn gather_equal<T: Element>(&self, own: &[T], all: &mut [T], deadline: &Deadline<'_>) -> Result<()> {
-        let call = Call::of::<T>(Verb::Exchange, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
+    fn gather_equal<T: Element>(
+        &self,
+        verb: Verb,
+        own: &[T],
+        all: &mut [T],
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        let call = Call::of::<T>(verb, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
         self.communicator().run(call, deadline)
     }
 
@@ -322,7 +329,7 @@ fn check_verb(verb: Verb) -> Result<()> {
         | Verb::ReduceScatter
         | Verb::AllToAll
         | Verb::Barrier => Ok(()),
-        Verb::Exchange | Verb::Arena => {
+        Verb::Exchange | Verb::Arena | Verb::Split => {
             let reason = "is not a call on arrays; use the method of the mesh";
             Err(Error::invalid("verb", verb.word(), "argument", reason))
         }

@@ -6,6 +6,8 @@ pub mod mpi;
 mod reason;
 mod record;
 
+pub(crate) use reason::Reason;
+
 use crate::error::{Error, Result};
 use crate::sys::Deadline;
 use crate::topology::Roster;

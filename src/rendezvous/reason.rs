@@ -9,7 +9,7 @@ use crate::topology::Process;
 
 /// What one side of a disagreement says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Side {
+pub(crate) struct Side {
     /// The index that says it.
     pub(super) index: usize,
     /// What it says.
@@ -18,7 +18,7 @@ pub(super) struct Side {
 
 /// The cause that all members of a failed meeting report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Reason {
+pub(crate) enum Reason {
     /// The deadline of index `by` passed, and these had not come.
     TimedOut { by: usize, phase: String, waited_milliseconds: u64, missing: Vec<(usize, String)> },
     /// Two members say different things.
@@ -29,7 +29,7 @@ pub(super) enum Reason {
 
 impl Reason {
     /// The reason of a member that leaves with `error` while it waited in `phase`.
-    pub(super) fn of(error: &Error, index: usize, process: &Process) -> Self {
+    pub(crate) fn of(error: &Error, index: usize, process: &Process) -> Self {
         match error {
             Error::TimedOut { phase, waited, missing } => Self::TimedOut {
                 by: index,
@@ -53,6 +53,17 @@ impl Reason {
         }
     }
 
+    /// The bytes that go to the other members.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        // Numbers and texts in a vector of bytes: nothing here can fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// What another member sent, if it is a reason.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+
     /// Two processes with one index.
     pub(super) fn duplicate(index: usize, first: &Process, second: &Process) -> Self {
         let side = |process: &Process| Side { index, value: process.to_string() };
@@ -66,7 +77,7 @@ impl Reason {
     }
 
     /// The error that the member `index` reports; `process` tells it from another one with its index.
-    pub(super) fn error(&self, index: usize, process: &Process) -> Error {
+    pub(crate) fn error(&self, index: usize, process: &Process) -> Error {
         match self.clone() {
             Self::TimedOut { by, phase, waited_milliseconds, missing } => Error::TimedOut {
                 phase: if by == index { phase } else { format!("{phase} (as index {by} saw it)") },

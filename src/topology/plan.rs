@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::run::Topology;
+use crate::vocabulary::MeshDomain;
 
 /// Members that reduce together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,8 +36,9 @@ impl Plan {
             Group { name: name.to_owned(), seats, own }
         };
         let world = group("run", (0..topology.count()).collect());
-        let host = topology.host_of(index).map_or_else(|| vec![index], |host| host.members.clone());
-        let mut groups = vec![group("multimem", multimem_seats(topology, index)), group("host", host)];
+        let members = |domain: MeshDomain| topology.members_of(domain, index);
+        let mut groups =
+            vec![group("multimem", members(MeshDomain::Multimem)), group("host", members(MeshDomain::Host))];
         // A domain may be smaller or larger than a host.
         groups.sort_by_key(|group| group.seats.len());
         groups.push(world.clone());
@@ -54,6 +56,18 @@ impl Plan {
     #[must_use]
     pub fn world(&self) -> &Group {
         &self.world
+    }
+}
+
+impl Topology {
+    /// The members that are in one domain with this one, ascending; itself alone if it is in none.
+    #[must_use]
+    pub fn members_of(&self, domain: MeshDomain, index: usize) -> Vec<usize> {
+        match domain {
+            MeshDomain::Multimem => multimem_seats(self, index),
+            MeshDomain::Host => self.host_of(index).map_or_else(|| vec![index], |host| host.members.clone()),
+            MeshDomain::Colocated => (0..self.count()).collect(),
+        }
     }
 }
 

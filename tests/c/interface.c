@@ -201,7 +201,21 @@ static void use_looks(uform_mesh_t const *mesh) {
         SUCCEED(uform_mesh_free(other));
     }
     SUCCEED(uform_executor_free(lent));
-    REFUSE(unsupported, "split", uform_mesh_split(mesh, &color, 0, NULL, &other));
+    color = own_index % 2;
+    SUCCEED(uform_mesh_split(mesh, &color, -(int64_t)own_index, NULL, &other));
+    SUCCEED(uform_mesh_count(other, &count));
+    SUCCEED(uform_mesh_index(other, &index));
+    EXPECT(count == (own_count + 1 - own_index % 2) / 2 && index == count - 1 - own_index / 2);
+    SUCCEED(uform_mesh_barrier(other, NULL));
+    SUCCEED(uform_mesh_free(other));
+    SUCCEED(uform_mesh_split(mesh, NULL, 0, NULL, &other));
+    EXPECT(other == NULL);
+    SUCCEED(uform_mesh_domain(mesh, uform_mesh_domain_host_k, NULL, &other));
+    SUCCEED(uform_mesh_count(other, &count));
+    EXPECT(count == own_count);
+    SUCCEED(uform_mesh_close(other));
+    SUCCEED(uform_mesh_free(other));
+    REFUSE(invalid, "domain", uform_mesh_domain(mesh, (uform_mesh_domain_t)77, NULL, &other));
     REFUSE(unsupported, "shrink", uform_mesh_shrink(mesh, NULL, &other));
     EXPECT(other == NULL);
 }

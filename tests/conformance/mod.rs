@@ -3,6 +3,7 @@
 pub(crate) mod communicator;
 pub(crate) mod deferred;
 pub(crate) mod exchange;
+pub(crate) mod group;
 pub(crate) mod members;
 pub(crate) mod parts;
 pub(crate) mod trainer;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use uform::vocabulary::{CpuClass, Dtype, GpuClass, GpuVendor, Mood, MultimemTier, ReduceOp, Status};
+use uform::vocabulary::{
+    CpuClass, Dtype, GpuClass, GpuVendor, MeshDomain, Mood, MultimemTier, ReduceOp, Status,
+};
 
 use super::source;
 
@@ -55,6 +57,7 @@ fn the_vocabulary_is_the_table() {
         spelled!(GpuClass, GpuClass::PYTHON_NAME),
         spelled!(GpuVendor, GpuVendor::PYTHON_NAME),
         spelled!(MultimemTier, MultimemTier::PYTHON_NAME),
+        spelled!(MeshDomain, MeshDomain::PYTHON_NAME),
         spelled!(Mood, Mood::PYTHON_NAME),
         spelled!(ReduceOp, ReduceOp::PYTHON_NAME),
         spelled!(Dtype, Dtype::PYTHON_NAME),

@@ -500,8 +500,6 @@ fn threads_of_one_process_form_a_mesh() {
 #[test]
 fn what_this_version_lacks_says_so() {
     let mesh = bootstrap();
-    for error in [mesh.split(Some(1), 0).map(|_| ()), mesh.shrink().map(|_| ())] {
-        let error = error.expect_err("not in this version");
-        assert!(error.to_string().contains("not in this version"), "{error}");
-    }
+    let error = mesh.shrink().expect_err("not in this version");
+    assert!(error.to_string().contains("not in this version"), "{error}");
 }

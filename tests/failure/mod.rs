@@ -1,6 +1,6 @@
 //! What happens when a member dies, stops or misbehaves, phase by phase.
 
-mod calls;
+pub(crate) mod calls;
 pub(crate) mod communicator;
 pub(crate) mod device;
 pub(crate) mod fork;

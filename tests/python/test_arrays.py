@@ -114,7 +114,6 @@ def test_what_comes_later_says_so(mesh: uform.Mesh) -> None:
         lambda: mesh.send(numbers, 0),
         lambda: mesh.receive(numbers, 0),
         lambda: mesh.deferred().send(numbers, 0),
-        lambda: mesh.split(0),
         mesh.shrink,
     )
     for call in calls:

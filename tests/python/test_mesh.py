@@ -376,3 +376,39 @@ except uform.UformError as error:
             for word in ("index 0 (host", "index 1 (host", "cannot open each other's memory"):
                 assert word in member.text(), member.text()
     assert not list(meeting.iterdir())
+
+
+SPLIT = """
+import numpy as np, uform
+
+with uform.Mesh.bootstrap(None, None) as mesh:
+    index, count = mesh.index, mesh.count
+    part = mesh.split(index % 2, key=-index)
+    members = [member for member in reversed(range(count)) if member % 2 == index % 2]
+    assert (part.count, members[part.index]) == (len(members), index)
+    assert part.executor is mesh.executor
+    numbers = np.full(1000, float(index))
+    part.all_reduce(numbers)
+    assert (numbers == sum(members)).all()
+    assert part.deferred().exchange(bytes([index])).wait() == [bytes([member]) for member in members]
+    assert mesh.split(None) is None
+    for color in (-1, 1.5, "red", True, 1 << 64):
+        try:
+            mesh.split(color)
+        except uform.InvalidError as error:
+            assert "color" in str(error)
+        else:
+            raise AssertionError(color)
+    host = mesh.domain(uform.MeshDomain.HOST)
+    assert (host.index, host.count) == (index, count)
+    mesh.close()
+    host.barrier()
+    with host, part:
+        part.barrier()
+    assert part.closed and host.closed
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_of_a_mesh_are_meshes(tmp_path: Path, count: int) -> None:
+    run(count, SPLIT, tmp_path)

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use uform::error::Result;
+use uform::vocabulary::MeshDomain;
 
 use crate::argument::{self, Out};
 use crate::call::{Calling, with_interrupt};
@@ -121,10 +122,21 @@ verbs! {
         let part = Out::handle(part, "part")?;
         let mesh = handle::get::<Held>(mesh)?;
         let color = if color.is_null() { None } else { Some(color.read_unaligned()) };
-        let split = Calling::read(options)?.blocking("split")?.run(|_| mesh.inner.split(color, key))?;
+        let split = Calling::read(options)?.blocking("split")?.run(|deadline| mesh.inner.split_within(color, key, deadline))?;
         if let Some(inner) = split {
             part.put(handle::give(Held { inner, closes: true }));
         }
+        Ok(())
+    }
+
+    /// A mesh of the members of this one's domain.
+    fn uform_mesh_domain(mesh: *const Mesh, domain: c_int, options: *const CallOptions, part: *mut *mut Mesh) {
+        let part = Out::handle(part, "part")?;
+        let domain = argument::number("domain", domain, MeshDomain::from_number)?;
+        let mesh = handle::get::<Held>(mesh)?;
+        let calling = Calling::read(options)?.blocking("domain")?;
+        let inner = calling.run(|deadline| mesh.inner.domain_within(domain, deadline))?;
+        part.put(handle::give(Held { inner, closes: true }));
         Ok(())
     }
 

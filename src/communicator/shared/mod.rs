@@ -160,7 +160,7 @@ impl SharedCommunicator {
 
     fn compare(&self, own: &Descriptor) -> Result<()> {
         let calls = self.controls.iter().map(|control| control.descriptor(own.sequence));
-        descriptor::compare(own, self.own, &calls.collect::<Vec<_>>(), &self.seats)
+        descriptor::compare(own, self.own, &calls.collect::<Vec<_>>(), &self.seats, self.gate.suffix())
     }
 
     /// Ends a call: its place is the last, or, after an error that others cannot follow, the group is ended.
@@ -200,7 +200,7 @@ impl Communicator for SharedCommunicator {
         let count = self.check(&call)?;
         let mut turn = self.gate.begin(call.verb)?;
         turn.sequence += 1;
-        let watch = Watch::new(call.verb, turn.sequence, deadline);
+        let watch = Watch::new(call.verb, turn.sequence, self.gate.suffix(), deadline);
         let descriptor = Descriptor {
             sequence: turn.sequence,
             verb: call.verb,
@@ -221,7 +221,7 @@ impl Communicator for SharedCommunicator {
         let mut turn = self.gate.begin(Verb::Arena)?;
         turn.sequence += 1;
         turn.arena_count += 1;
-        let watch = Watch::new(Verb::Arena, turn.sequence, deadline);
+        let watch = Watch::new(Verb::Arena, turn.sequence, self.gate.suffix(), deadline);
         let mut made = None;
         let result = self
             .enter(&watch, &Descriptor::bare(Verb::Arena, watch.sequence))

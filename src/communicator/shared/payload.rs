@@ -102,7 +102,7 @@ impl SharedCommunicator {
             Verb::AllReduce => self.all_reduce(&work, output, true),
             Verb::Reduce => self.all_reduce(&work, output, call.root == own),
             Verb::Broadcast => self.broadcast(&work, output),
-            Verb::AllGather | Verb::Exchange => self.all_gather(&work, output),
+            Verb::AllGather | Verb::Exchange | Verb::Split => self.all_gather(&work, output),
             Verb::ReduceScatter => self.reduce_scatter(&work, output),
             _ => Ok(()),
         }

@@ -26,8 +26,8 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(verb: Verb, sequence: u64, deadline: &'a Deadline<'a>) -> Self {
-        let phase = format!("{} #{sequence}", verb.word());
+    pub(super) fn new(verb: Verb, sequence: u64, suffix: &str, deadline: &'a Deadline<'a>) -> Self {
+        let phase = format!("{} #{sequence}{suffix}", verb.word());
         let (is_lending, was_warned) = (Cell::new(false), Cell::new(false));
         Self { sequence, phase, deadline, is_lending, was_warned, looked: Cell::new(Instant::now()) }
     }

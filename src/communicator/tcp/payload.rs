@@ -109,7 +109,7 @@ impl TcpCommunicator {
         // What stays here goes over no connection.
         let is_root = call.root == own;
         match (call.input, descriptor.verb) {
-            (Some(input), Verb::AllGather | Verb::Exchange) => {
+            (Some(input), Verb::AllGather | Verb::Exchange | Verb::Split) => {
                 output.part(given[own].clone())?.copy_from(input)?
             }
             (Some(input), Verb::Gather) if is_root => output.part(given[own].clone())?.copy_from(input)?,
@@ -173,7 +173,7 @@ impl TcpCommunicator {
                     (Vec::new(), vec![Incoming::Own(segment(own)), Incoming::Final(segment(root))])
                 }
                 Verb::Broadcast => (vec![result(segment(own))], vec![Incoming::Final(segment(seat))]),
-                Verb::AllGather | Verb::Exchange => {
+                Verb::AllGather | Verb::Exchange | Verb::Split => {
                     let start = if place == Place::Input { 0 } else { given[own].start };
                     (vec![send(place, start..start + length)], vec![Incoming::Final(given[seat].clone())])
                 }

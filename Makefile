@@ -40,7 +40,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools lint-rust test-rust test-mpi test-mpi4py wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 

@@ -5,22 +5,24 @@
 //! `member`.
 
 mod attempt;
+mod ground;
 mod job;
 mod leader;
 mod member;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use attempt::{Attempt, Stage, insist, published_by};
+use ground::{Folder, Ground, Machine, Own};
 use job::{Job, Pace, Watch};
 
 use super::reason::Reason;
 use super::record::{self, Identity, Life, Note, Outcome, PAYLOAD_LIMIT, Proposal, Registration, job_folder};
 use super::{Exchange, RunKey};
 use crate::error::{Error, Result};
-use crate::sys::file::{self, Folder};
-use crate::sys::{Deadline, process, random};
+use crate::sys::{Deadline, file, process};
 use crate::topology::{Introduction, Member, Process, Roster};
 
 /// Who meets whom, and where.
@@ -45,7 +47,7 @@ struct Party {
     root: Folder,
     folder_name: String,
     job: Job,
-    own: Identity,
+    own: Own,
     registration: Registration,
     survey: String,
     is_unique: bool,
@@ -56,7 +58,7 @@ struct Party {
 }
 
 impl Party {
-    fn open(meeting: &Meeting, deadline: &Deadline<'_>) -> Result<Self> {
+    fn open(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) -> Result<Self> {
         let refuse = |argument: &str, value: &dyn std::fmt::Display, reason: String| {
             Error::invalid(argument, value, "rendezvous", reason)
         };
@@ -69,14 +71,15 @@ impl Party {
         }
         let own = Identity {
             index: meeting.index,
-            nonce: random::nonce()?,
+            nonce: ground.nonce()?,
             count: meeting.count,
             namespace: process::pid_namespace(),
             process: meeting.introduction.process.clone(),
         };
         let (registration, survey) = Registration::of(&own, &meeting.introduction)
             .map_err(|error| refuse("introduction", &meeting.index, error.to_string()))?;
-        let root = Folder::root(&meeting.directory)?;
+        let root = ground.root(&meeting.directory)?;
+        let own = Own::new(own, ground);
         let folder_name = job_folder(&meeting.job);
         if meeting.index == 0 {
             job::reclaim_all(&root, &own)?;
@@ -98,7 +101,7 @@ impl Party {
     fn announce(&mut self) -> Result<()> {
         if !self.announced.1 {
             self.announced.0 = true;
-            let bytes = serde_json::to_vec(&self.own).unwrap_or_default();
+            let bytes = serde_json::to_vec(&*self.own).unwrap_or_default();
             let created = self.job.waiting.create(&attempt::member_name(&self.own), &bytes);
             self.announced.1 = file::settled(created)?.is_some();
         }
@@ -168,7 +171,11 @@ fn enter(root: &Folder, name: &str, deadline: &Deadline<'_>) -> Result<Job> {
 /// two processes with one index and for unequal counts, on all; `Lost` for a member that died or gave up;
 /// `Interrupted`; and `Io`.
 pub fn meet(meeting: Meeting, deadline: &Deadline<'_>) -> Result<Box<dyn Exchange>> {
-    let mut party = Party::open(&meeting, deadline)?;
+    Ok(Box::new(meet_on(Arc::new(Machine), &meeting, deadline)?))
+}
+
+fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) -> Result<Met> {
+    let mut party = Party::open(ground, meeting, deadline)?;
     let (formed, attempt) = if meeting.index == 0 {
         match leader::claim(&mut party, deadline) {
             Err(error) => (Err(error), None),
@@ -192,7 +199,7 @@ pub fn meet(meeting: Meeting, deadline: &Deadline<'_>) -> Result<Box<dyn Exchang
     match (formed, attempt) {
         (Ok((roster, key, identities)), Some(attempt)) => {
             party.withdraw();
-            Ok(Box::new(Met { party, attempt, roster, key, identities, number: 1, ended: false }))
+            Ok(Met { party, attempt, roster, key, identities, number: 1, ended: false })
         }
         (Err(error), attempt) => {
             party.leave(attempt.as_ref(), &[]);
@@ -211,7 +218,7 @@ fn resume(party: &Party, attempt: &Attempt, error: Error) -> Result<(Proposal, V
         reason: "its commit has no readable roster that lists this process".to_owned(),
     };
     let proposal = attempt.proposal()?.ok_or_else(corrupt)?;
-    let listed = proposal.registrations.get(party.own.index).is_some_and(|one| one.identity == party.own);
+    let listed = proposal.registrations.get(party.own.index).is_some_and(|one| one.identity == *party.own);
     match payloads.pop() {
         Some(key) if listed => Ok((proposal, key)),
         _ => Err(corrupt()),
@@ -277,13 +284,13 @@ impl Met {
         let stage = Stage::Phase(number, phase);
         let mut payloads: Vec<Option<Vec<u8>>> = vec![None; party.own.count];
         let mut pace = Pace::new(party.own.count);
-        let mut watch = Watch::new();
+        let mut watch = Watch::new(deadline);
         loop {
             if let Some(outcome) = self.decided(number)? {
                 return Ok(outcome);
             }
             // A death is looked for first and believed only if what follows shows nothing published.
-            let dead = if watch.is_due() { self.dead(&payloads) } else { None };
+            let dead = if watch.is_due(deadline) { self.dead(&payloads) } else { None };
             self.gather(number, phase, &mut payloads)?;
             if payloads.iter().all(Option::is_some) {
                 let whole: Outcome = Ok(payloads.into_iter().flatten().collect());
@@ -338,9 +345,9 @@ impl Met {
         let party = &self.party;
         let stage = Stage::Phase(number, phase);
         let mut pace = Pace::new(party.own.count);
-        let mut watch = Watch::new();
+        let mut watch = Watch::new(deadline);
         loop {
-            let leader_died = watch.is_due() && party.own.life_of(&self.attempt.leader) == Life::Dead;
+            let leader_died = watch.is_due(deadline) && party.own.life_of(&self.attempt.leader) == Life::Dead;
             if let Some(outcome) = self.decided(number)? {
                 return Ok(outcome);
             }
@@ -420,11 +427,12 @@ impl Drop for Met {
     }
 }
 
-fn stranger(index: usize) -> Result<Identity> {
+/// A process that is no member, as it looks at others.
+fn stranger(ground: Arc<dyn Ground>, index: usize) -> Result<Own> {
     let pid = process::pid();
-    Ok(Identity {
+    let identity = Identity {
         index,
-        nonce: random::nonce()?,
+        nonce: ground.nonce()?,
         count: 0,
         namespace: process::pid_namespace(),
         process: Process {
@@ -434,7 +442,8 @@ fn stranger(index: usize) -> Result<Identity> {
             start_ticks: process::start_ticks(pid).unwrap_or(0),
             command: process::command(),
         },
-    })
+    };
+    Ok(Own::new(identity, ground))
 }
 
 /// Tells the members of a job that `index`, process `pid`, died, so that they need not wait for it; for the launcher.
@@ -444,9 +453,10 @@ fn stranger(index: usize) -> Result<Identity> {
 /// # Errors
 /// As [`meet`] for a directory that cannot be used.
 pub fn post_death_note(directory: &Path, job: &str, index: usize, pid: u32, text: &str) -> Result<()> {
-    let root = Folder::root(directory)?;
+    let ground = Arc::new(Machine);
+    let root = ground.root(directory)?;
     let deadline = Deadline::after(std::time::Duration::from_secs(1));
-    let note = Note { poster: stranger(usize::MAX)?, pid, text: text.to_owned() };
+    let note = Note { poster: Identity::clone(&*stranger(ground, usize::MAX)?), pid, text: text.to_owned() };
     enter(&root, &job_folder(job), &deadline)?.post(index, &note)
 }
 
@@ -455,13 +465,14 @@ pub fn post_death_note(directory: &Path, job: &str, index: usize, pid: u32, text
 /// # Errors
 /// `Invalid` or `Io` for a directory that cannot be used.
 pub fn remove_job(directory: &Path, job: &str) -> Result<()> {
-    let root = Folder::root(directory)?;
+    let ground = Arc::new(Machine);
+    let root = ground.root(directory)?;
     let name = job_folder(job);
     if let Some(folder) = file::settled(root.open(&name))? {
         if let Some(job) = Job::enter(&root, &name)? {
             job.remove_notes()?;
         }
-        job::reclaim(&root, &folder, &name, &stranger(usize::MAX)?)?;
+        job::reclaim(&root, &folder, &name, &stranger(ground, usize::MAX)?)?;
     }
     Ok(())
 }

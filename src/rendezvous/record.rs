@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use crate::sys::process;
 use crate::topology::{Introduction, Process, Survey};
 use crate::vocabulary::Nonce;
 
@@ -38,30 +37,6 @@ pub(super) enum Life {
 }
 
 impl Identity {
-    /// Whether `other` lives, as far as this process can see.
-    pub(super) fn life_of(&self, other: &Self) -> Life {
-        let near = self.process.boot_id == other.process.boot_id
-            && self.namespace == other.namespace
-            && !self.namespace.is_empty();
-        if !near {
-            Life::Unknown
-        } else if process::is_alive(other.process.pid, other.process.start_ticks) {
-            Life::Alive
-        } else {
-            Life::Dead
-        }
-    }
-
-    /// Where it is and whether it lives, for a last word.
-    pub(super) fn describe(&self, other: &Self) -> String {
-        let life = match self.life_of(other) {
-            Life::Alive => "alive",
-            Life::Dead => "dead",
-            Life::Unknown => "not visible from here",
-        };
-        format!("host {}, pid {}, {life}", other.process.host_name, other.process.pid)
-    }
-
     /// The reason of its death in `phase`.
     pub(super) fn lost(&self, phase: &str) -> Reason {
         Reason::Lost {

@@ -10,12 +10,22 @@ pub type InterruptCheck<'a> = &'a (dyn Fn() -> bool + Sync);
 /// The longest a wait may last without asking the interrupt check, the deadline and the peers.
 pub const CHECK_INTERVAL: Duration = Duration::from_millis(40);
 
+/// What tells the time and lets it pass.
+pub trait Clock: Sync {
+    /// The time now.
+    fn now(&self) -> Instant;
+    /// Waits.
+    fn sleep(&self, duration: Duration);
+}
+
 /// When a call must have ended, and whether its caller wants it to end now.
 #[derive(Clone, Copy)]
 pub struct Deadline<'a> {
     start: Instant,
     limit: Duration,
     interrupt: Option<InterruptCheck<'a>>,
+    /// Another clock than the system's.
+    clock: Option<&'a dyn Clock>,
 }
 
 impl std::fmt::Debug for Deadline<'_> {
@@ -28,7 +38,7 @@ impl Deadline<'static> {
     /// A deadline this long from now, without an interrupt check.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
-        Self { start: Instant::now(), limit, interrupt: None }
+        Self { start: Instant::now(), limit, interrupt: None, clock: None }
     }
 
     /// A deadline of so many seconds from now; 0 means `default_seconds`.
@@ -53,19 +63,40 @@ impl<'a> Deadline<'a> {
     where
         'a: 'b,
     {
-        Deadline { start: self.start, limit: self.limit, interrupt: Some(interrupt) }
+        Deadline { start: self.start, limit: self.limit, interrupt: Some(interrupt), clock: self.clock }
+    }
+
+    /// The same limit from now on, by this clock.
+    #[must_use]
+    pub fn by<'b>(self, clock: &'b dyn Clock) -> Deadline<'b>
+    where
+        'a: 'b,
+    {
+        Deadline { start: clock.now(), limit: self.limit, interrupt: self.interrupt, clock: Some(clock) }
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.map_or_else(Instant::now, Clock::now)
+    }
+
+    /// Waits so long, by the deadline's clock.
+    pub fn sleep(&self, duration: Duration) {
+        match self.clock {
+            Some(clock) => clock.sleep(duration),
+            None => std::thread::sleep(duration),
+        }
     }
 
     /// A deadline at most this long from now, never later than this one, with the same interrupt check.
     #[must_use]
     pub fn sooner(&self, limit: Duration) -> Self {
-        Self { start: Instant::now(), limit: limit.min(self.remaining()), interrupt: self.interrupt }
+        Self { start: self.now(), limit: limit.min(self.remaining()), ..*self }
     }
 
     /// How long the call has lasted.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        self.start.elapsed()
+        self.now().saturating_duration_since(self.start)
     }
 
     /// The whole time that was given.
@@ -77,7 +108,7 @@ impl<'a> Deadline<'a> {
     /// What is left of it.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.limit.saturating_sub(self.start.elapsed())
+        self.limit.saturating_sub(self.waited())
     }
 
     /// Whether it has passed.

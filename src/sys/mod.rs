@@ -34,5 +34,5 @@ mod span;
 
 #[cfg(not(feature = "mpi"))]
 pub use absent::mpi;
-pub use deadline::{CHECK_INTERVAL, Deadline, InterruptCheck};
+pub use deadline::{CHECK_INTERVAL, Clock, Deadline, InterruptCheck};
 pub use span::{Element, Span, SpanMut};

@@ -5,8 +5,9 @@ use crate::rendezvous::record::{
     self, Identity, Life, OUTCOME_LIMIT, Outcome, Proposal, Registration, split_name,
 };
 use crate::sys::Deadline;
-use crate::sys::file::{self, Folder};
+use crate::sys::file;
 
+use super::ground::{Folder, Own};
 use super::job::{ATTEMPT, Job, read_as};
 
 pub(super) const ROSTER: &str = "roster";
@@ -128,7 +129,7 @@ impl Attempt {
     }
 
     /// Who has not come to `stage`, with the last word of each.
-    pub(super) fn missing(&self, stage: Stage<'_>, own: &Identity) -> Vec<Missing> {
+    pub(super) fn missing(&self, stage: Stage<'_>, own: &Own) -> Vec<Missing> {
         let registered = self.members.list().unwrap_or_default();
         let there: Vec<usize> = match stage {
             Stage::Registration => registered.iter().filter_map(|name| Some(split_name(name)?.0)).collect(),
@@ -158,7 +159,7 @@ impl Attempt {
         missing
     }
 
-    fn last_word(&self, index: usize, registered: &[String], stage: Stage<'_>, own: &Identity) -> String {
+    fn last_word(&self, index: usize, registered: &[String], stage: Stage<'_>, own: &Own) -> String {
         let Some(name) = registered.iter().find(|name| split_name(name).is_some_and(|(one, _)| one == index))
         else {
             return "nothing heard of it".to_owned();
@@ -177,7 +178,7 @@ impl Attempt {
     ///
     /// Where others are still registered, the leader removes those of them that are dead, or whoever finds it dead;
     /// `known` saves it reading them.
-    pub(super) fn leave(&self, job: &Job, own: &Identity, known: &[Identity]) {
+    pub(super) fn leave(&self, job: &Job, own: &Own, known: &[Identity]) {
         if own.index == 0 {
             job.leader.remove(&self.epoch.to_string());
         }
@@ -239,7 +240,7 @@ pub(super) fn insist<T>(
                 if deadline.passed() {
                     return Err(error);
                 }
-                std::thread::sleep(deadline.pause().min(std::time::Duration::from_millis(5)));
+                deadline.sleep(deadline.pause().min(std::time::Duration::from_millis(5)));
             }
             other => return other,
         }

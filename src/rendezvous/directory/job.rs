@@ -1,12 +1,13 @@
 //! The folder of one job: who claimed it, who waits in it, and what a dead run left there.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::ground::{Folder, Own};
 use crate::error::Result;
 use crate::rendezvous::record::{Claim, Identity, Life, Note, RECORD_LIMIT, Registration};
 use crate::sys::Deadline;
-use crate::sys::file::{self, Folder};
+use crate::sys::file;
 
 pub(super) const ATTEMPT: &str = "attempt-";
 const NOTE: &str = "dead-";
@@ -40,7 +41,7 @@ impl Job {
     }
 
     /// The death note of a member, if a living launcher left one among `names`.
-    pub(super) fn note(&self, names: &[String], own: &Identity) -> Result<Option<(usize, Note)>> {
+    pub(super) fn note(&self, names: &[String], own: &Own) -> Result<Option<(usize, Note)>> {
         for name in names {
             let Some(index) = name.strip_prefix(NOTE).and_then(|rest| rest.parse::<usize>().ok()) else {
                 continue;
@@ -106,26 +107,30 @@ impl Pace {
     }
 
     pub(super) fn wait(&mut self, deadline: &Deadline<'_>) {
-        std::thread::sleep(self.next.min(deadline.pause()));
+        deadline.sleep(self.next.min(deadline.pause()));
         self.next = (self.next * 3 / 2).min(self.limit);
     }
 }
 
 /// When to look for deaths again, which costs a read per process.
 #[derive(Debug)]
-pub(super) struct Watch(Instant);
+pub(super) struct Watch {
+    /// The time waited so far when it was looked for last.
+    last: Duration,
+}
 
 impl Watch {
     const INTERVAL: Duration = Duration::from_millis(100);
 
-    pub(super) fn new() -> Self {
-        Self(Instant::now())
+    pub(super) fn new(deadline: &Deadline<'_>) -> Self {
+        Self { last: deadline.waited() }
     }
 
-    pub(super) fn is_due(&mut self) -> bool {
-        let due = self.0.elapsed() >= Self::INTERVAL;
+    pub(super) fn is_due(&mut self, deadline: &Deadline<'_>) -> bool {
+        let now = deadline.waited();
+        let due = now.saturating_sub(self.last) >= Self::INTERVAL;
         if due {
-            self.0 = Instant::now();
+            self.last = now;
         }
         due
     }
@@ -135,7 +140,7 @@ impl Watch {
 ///
 /// What may belong to a living process is never touched: a name is removed if its process is dead, a folder if it
 /// is empty.
-pub(super) fn reclaim_all(root: &Folder, own: &Identity) -> Result<()> {
+pub(super) fn reclaim_all(root: &Folder, own: &Own) -> Result<()> {
     let Some(names) = file::settled(root.list())? else { return Ok(()) };
     for name in names.iter().filter(|name| name.starts_with("uform-")) {
         // Another user's folder, or one that is being removed, is nothing to reclaim.
@@ -152,7 +157,7 @@ pub(super) fn reclaim_all(root: &Folder, own: &Identity) -> Result<()> {
 ///
 /// An attempt is looked up before those who wait and those who lead: its leader waits until its claim is there, so
 /// an attempt whose leader is in neither place is one that is ending, and its living members are in it.
-pub(super) fn reclaim(root: &Folder, folder: &Folder, name: &str, own: &Identity) -> Result<()> {
+pub(super) fn reclaim(root: &Folder, folder: &Folder, name: &str, own: &Own) -> Result<()> {
     let attempts: Vec<String> =
         folder.list()?.into_iter().filter(|entry| entry.starts_with(ATTEMPT)).collect();
     let mut living = BTreeSet::new();
@@ -233,7 +238,7 @@ fn author(leader: &Folder, entry: &str) -> Result<Option<Identity>> {
 }
 
 /// The names registered in an attempt, if all belong to the dead.
-fn dead_members(folder: &Folder, attempt: &str, own: &Identity) -> Result<Option<Vec<String>>> {
+fn dead_members(folder: &Folder, attempt: &str, own: &Own) -> Result<Option<Vec<String>>> {
     let open = || folder.open(attempt)?.open("members");
     let Some(members) = file::settled(open())? else { return Ok(Some(Vec::new())) };
     let names = members.list()?;

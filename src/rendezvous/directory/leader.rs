@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::Party;
 use super::attempt::{Attempt, MEETING, ROSTER, Stage};
+use super::ground::Own;
 use super::job::{Job, Pace, Watch, epochs, read_as};
 use crate::error::{Error, Result};
 use crate::rendezvous::reason::Reason;
 use crate::rendezvous::record::{Claim, Identity, Life, Proposal, RECORD_LIMIT, Registration, split_name};
 use crate::sys::file;
-use crate::sys::{Deadline, random};
+use crate::sys::Deadline;
 
 /// How long an earlier leader that may live has to answer a challenge.
 const ANSWER_LIMIT: Duration = Duration::from_millis(1500);
@@ -41,7 +42,7 @@ pub(super) fn claim(party: &mut Party, deadline: &Deadline<'_>) -> Result<Attemp
         };
         let publish = || {
             attempt.register(&party.registration, &party.survey, false)?;
-            let claim = Claim { identity: party.own.clone(), survey: party.registration.survey.clone() };
+            let claim = Claim { identity: Identity::clone(&party.own), survey: party.registration.survey.clone() };
             party.job.leader.create(&epoch.to_string(), &serde_json::to_vec(&claim).unwrap_or_default())
         };
         match file::settled(publish()) {
@@ -69,7 +70,7 @@ fn abandon(party: &Party, attempt: &Attempt) {
     party.job.folder.remove_tree(&format!("{}{}-{}", super::job::ATTEMPT, attempt.epoch, party.own.nonce));
 }
 
-fn remove_superseded(job: &Job, epoch: u64, claim: Option<&Claim>, own: &Identity) {
+fn remove_superseded(job: &Job, epoch: u64, claim: Option<&Claim>, own: &Own) {
     if let Some(claim) = claim {
         let identity = &claim.identity;
         job.folder.remove_tree(&format!("{}{epoch}-{}", super::job::ATTEMPT, identity.nonce));
@@ -94,7 +95,7 @@ fn challenge(party: &Party, epoch: u64, deadline: &Deadline<'_>) -> Result<Optio
         .is_some_and(|claim| claim.identity.process.pid == party.own.process.pid && life == Life::Alive);
     let question = format!("challenge-{epoch}-{}", party.own.nonce);
     let answer = format!("answer-{epoch}-{}", party.own.nonce);
-    let asked = serde_json::to_vec(&party.own).unwrap_or_default();
+    let asked = serde_json::to_vec(&*party.own).unwrap_or_default();
     if file::settled(job.leader.create(&question, &asked))?.is_none() {
         return Ok(None);
     }
@@ -142,7 +143,7 @@ pub(super) fn answer(party: &Party, epoch: u64, names: &[String]) -> Result<Opti
         if party.own.life_of(&challenger) == Life::Dead {
             continue;
         }
-        let reply = serde_json::to_vec(&party.own).unwrap_or_default();
+        let reply = serde_json::to_vec(&*party.own).unwrap_or_default();
         file::settled(party.job.leader.create(&format!("answer-{epoch}-{}", challenger.nonce), &reply))?;
         return Ok(Some(challenger));
     }
@@ -177,7 +178,7 @@ pub(super) fn lead(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) ->
     let bytes = serde_json::to_vec(&proposal).unwrap_or_default();
     attempt.decision.create(ROSTER, &bytes)?;
     collect(party, attempt, &proposal, deadline)?;
-    let key: [u8; 32] = random::bytes()?;
+    let key = party.own.ground().key()?;
     match attempt.decide(MEETING, Ok(vec![key.to_vec()]))? {
         Some(Ok(_)) => Ok((proposal, key.to_vec())),
         Some(Err(told)) => Err(party.fail(told)),
@@ -201,7 +202,7 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
     let mut members: BTreeMap<usize, Registration> = BTreeMap::new();
     let mut surveys = BTreeMap::new();
     let mut pace = Pace::new(count);
-    let mut watch = Watch::new();
+    let mut watch = Watch::new(deadline);
     loop {
         check_abort(party, attempt)?;
         let before = members.len();
@@ -226,7 +227,7 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
         if let Some(reason) = disturbance(party, attempt, stage)? {
             return Err(party.fail(reason));
         }
-        if watch.is_due() {
+        if watch.is_due(deadline) {
             party.check_deaths(members.values().map(|one| &one.identity), stage)?;
         }
         deadline.check(&stage.name(), || attempt.missing(stage, &party.own))?;
@@ -262,7 +263,7 @@ fn collect(party: &Party, attempt: &Attempt, proposal: &Proposal, deadline: &Dea
     waited_for.remove(&own_name);
     let expected: BTreeSet<String> = waited_for.iter().cloned().chain([own_name]).collect();
     let mut pace = Pace::new(party.own.count);
-    let mut watch = Watch::new();
+    let mut watch = Watch::new(deadline);
     loop {
         check_abort(party, attempt)?;
         for name in file::settled(attempt.acknowledged.list())?.unwrap_or_default() {
@@ -274,7 +275,7 @@ fn collect(party: &Party, attempt: &Attempt, proposal: &Proposal, deadline: &Dea
         if let Some(reason) = disturbance(party, attempt, stage)? {
             return Err(party.fail(reason));
         }
-        if watch.is_due() {
+        if watch.is_due(deadline) {
             party.check_deaths(
                 proposal
                     .registrations

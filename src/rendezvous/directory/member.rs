@@ -28,7 +28,7 @@ pub(super) fn follow(
     deadline: &Deadline<'_>,
 ) -> Result<(Proposal, Vec<u8>)> {
     let mut pace = Pace::new(party.own.count);
-    let mut watch = Watch::new();
+    let mut watch = Watch::new(deadline);
     let mut ignored = None;
     let mut waiters = Waiters { seen: BTreeSet::new(), looks: 0 };
     loop {
@@ -79,7 +79,7 @@ pub(super) fn follow(
         }
         match following {
             Some(current) => {
-                if watch.is_due() && party.own.life_of(&current.attempt.leader) == Life::Dead {
+                if watch.is_due(deadline) && party.own.life_of(&current.attempt.leader) == Life::Dead {
                     // What it published before it died counts more than its death.
                     if let Some(formed) = obey(party, current)? {
                         return Ok(formed);

@@ -9,6 +9,8 @@ mod ground;
 mod job;
 mod leader;
 mod member;
+#[cfg(test)]
+mod simulation;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -123,10 +125,16 @@ impl Party {
     }
 
     /// Ends the decision `number` for all because of `error`, or obeys the decision that is there.
-    fn give_up(&self, attempt: &Attempt, number: usize, error: Error) -> Result<Vec<Vec<u8>>> {
+    fn give_up(
+        &self,
+        attempt: &Attempt,
+        number: usize,
+        error: Error,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
         let own = &self.own;
         let reason = self.reason.take().unwrap_or_else(|| Reason::of(&error, own.index, &own.process));
-        match attempt.decide(number, Err(reason.clone())) {
+        match attempt.decide(number, Err(reason.clone()), || rest(deadline)) {
             Ok(Some(Ok(payloads))) if member::yields(&error) => Ok(payloads),
             Ok(Some(Err(told))) if told != reason && member::yields(&error) => {
                 Err(told.error(own.index, &own.process))
@@ -154,14 +162,17 @@ impl Party {
 }
 
 fn enter(root: &Folder, name: &str, deadline: &Deadline<'_>) -> Result<Job> {
-    let gone = || Error::io(root.path().join(name), "enter", std::io::ErrorKind::NotFound.into());
-    insist(deadline, "rendezvous, entering the directory", || {
+    let phase = format!("rendezvous, entering {}", root.path().join(name).display());
+    let entered = insist(deadline, &phase, || {
         Job::enter(root, name)?.ok_or_else(|| {
             // A folder that vanishes again and again is like one that is not there yet.
             Error::io(root.path().join(name), "enter", std::io::Error::from_raw_os_error(2))
         })
+    });
+    entered.map_err(|error| match deadline.check(&phase, Vec::new) {
+        Err(passed) if file::is_absent(&error) => passed,
+        _ => error,
     })
-    .map_err(|error| if file::is_transient(&error) { gone() } else { error })
 }
 
 /// Meets the other members in the directory; every member gets the same roster, or an error that says why not.
@@ -181,7 +192,7 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
             Err(error) => (Err(error), None),
             Ok(attempt) => {
                 let formed =
-                    leader::lead(&party, &attempt, deadline).or_else(|error| resume(&party, &attempt, error));
+                    leader::lead(&party, &attempt, deadline).or_else(|error| resume(&party, &attempt, error, deadline));
                 (formed, Some(attempt))
             }
         }
@@ -190,7 +201,7 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
         let followed = member::follow(&mut party, &mut following, deadline);
         let attempt = following.map(|following| following.attempt);
         let formed = match (followed, &attempt) {
-            (Err(error), Some(attempt)) => resume(&party, attempt, error),
+            (Err(error), Some(attempt)) => resume(&party, attempt, error, deadline),
             (followed, _) => followed,
         };
         (formed, attempt)
@@ -209,9 +220,19 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
     }
 }
 
+/// A short wait before what failed for now is tried again, by the deadline's clock though it may have passed.
+fn rest(deadline: &Deadline<'_>) {
+    deadline.sleep(std::time::Duration::from_millis(5));
+}
+
 /// Gives up the meeting, or obeys the commit that is there.
-fn resume(party: &Party, attempt: &Attempt, error: Error) -> Result<(Proposal, Vec<u8>)> {
-    let mut payloads = party.give_up(attempt, attempt::MEETING, error)?;
+fn resume(
+    party: &Party,
+    attempt: &Attempt,
+    error: Error,
+    deadline: &Deadline<'_>,
+) -> Result<(Proposal, Vec<u8>)> {
+    let mut payloads = party.give_up(attempt, attempt::MEETING, error, deadline)?;
     let corrupt = || Error::Corrupt {
         path: attempt.folder.path().to_owned(),
         offset: 0,
@@ -294,7 +315,7 @@ impl Met {
             self.gather(number, phase, &mut payloads)?;
             if payloads.iter().all(Option::is_some) {
                 let whole: Outcome = Ok(payloads.into_iter().flatten().collect());
-                return self.attempt.decide(number, whole)?.ok_or_else(|| self.vanished());
+                return self.attempt.decide(number, whole, || rest(deadline))?.ok_or_else(|| self.vanished());
             }
             if let Some(identity) = dead.filter(|one| payloads[one.index].is_none()) {
                 return Err(party.fail(identity.lost(&stage.name())));
@@ -400,7 +421,7 @@ impl Exchange for Met {
         let stage = Stage::Phase(number, phase).name();
         let settled = insist(deadline, &stage, || self.attempt.published.create(&name, &bytes))
             .and_then(|_| self.settle(number, phase, deadline));
-        settled.or_else(|error| self.party.give_up(&self.attempt, number, error))
+        settled.or_else(|error| self.party.give_up(&self.attempt, number, error, deadline))
     }
 
     fn give_up(&mut self, reason: &Error) {
@@ -408,7 +429,7 @@ impl Exchange for Met {
             let own = &self.party.own;
             let reason = Reason::of(reason, own.index, &own.process);
             // Nobody can be told where the folder is gone or full.
-            let _ = self.attempt.decide(self.number, Err(reason));
+            let _ = self.attempt.decide(self.number, Err(reason), || ());
             self.end();
         }
     }

@@ -13,6 +13,8 @@ use super::job::{ATTEMPT, Job, read_as};
 pub(super) const ROSTER: &str = "roster";
 /// The number of the decision that commits the roster; phases follow.
 pub(super) const MEETING: usize = 0;
+/// How often a decision is tried where the file system fails for now.
+const DECISION_TRIES: u32 = 40;
 
 /// An attempt that this process takes part in.
 #[derive(Debug)]
@@ -101,14 +103,32 @@ impl Attempt {
 
     /// Creates the decision `number`, or obeys the one that is there: gives the one that counts.
     ///
-    /// `None` if the attempt has been removed, or its decision cannot be read.
-    pub(super) fn decide(&self, number: usize, outcome: Outcome) -> Result<Option<Outcome>> {
+    /// What fails for now is tried again some times, with `pause` between. `None` if the attempt has been removed, or
+    /// its decision cannot be read.
+    pub(super) fn decide(
+        &self,
+        number: usize,
+        outcome: Outcome,
+        pause: impl Fn(),
+    ) -> Result<Option<Outcome>> {
         let bytes = record::encode_outcome(&outcome);
-        match file::settled(self.decision.create(&number.to_string(), &bytes))? {
-            Some(true) => Ok(Some(outcome)),
-            Some(false) => self.decided(number),
-            None => Ok(None),
+        let name = number.to_string();
+        let mut is_taken = false;
+        for _ in 0..DECISION_TRIES {
+            if !is_taken {
+                match file::settled(self.decision.create(&name, &bytes))? {
+                    Some(true) => return Ok(Some(outcome)),
+                    Some(false) => is_taken = true,
+                    None => {}
+                }
+            }
+            // A creation whose answer was lost may have been made: what is there counts either way.
+            if let Some(found) = self.decided(number)? {
+                return Ok(Some(found));
+            }
+            pause();
         }
+        Ok(None)
     }
 
     /// The decision `number`, which a listing showed.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Party;
-use super::attempt::{Attempt, MEETING, ROSTER, Stage};
+use super::attempt::{Attempt, MEETING, ROSTER, Stage, insist};
 use super::ground::Own;
 use super::job::{Job, Pace, Watch, epochs, read_as};
 use crate::error::{Error, Result};
@@ -176,10 +176,10 @@ pub(super) fn disturbance(party: &Party, attempt: &Attempt, stage: Stage<'_>) ->
 pub(super) fn lead(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<(Proposal, Vec<u8>)> {
     let proposal = gather(party, attempt, deadline)?;
     let bytes = serde_json::to_vec(&proposal).unwrap_or_default();
-    attempt.decision.create(ROSTER, &bytes)?;
+    insist(deadline, ELECTION, || attempt.decision.create(ROSTER, &bytes))?;
     collect(party, attempt, &proposal, deadline)?;
     let key = party.own.ground().key()?;
-    match attempt.decide(MEETING, Ok(vec![key.to_vec()]))? {
+    match attempt.decide(MEETING, Ok(vec![key.to_vec()]), || super::rest(deadline))? {
         Some(Ok(_)) => Ok((proposal, key.to_vec())),
         Some(Err(told)) => Err(party.fail(told)),
         None => Err(Error::io(attempt.folder.path(), "decide in", std::io::ErrorKind::NotFound.into())),
@@ -213,8 +213,10 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
             let Some(one) = attempt.registration(&name)? else { continue };
             admit(party, &members, &one)?;
             if !surveys.contains_key(&one.survey) {
-                let text = attempt.folder.open("surveys")?.read(&one.survey, RECORD_LIMIT)?;
-                let Some(value) = text.and_then(|text| serde_json::from_slice(&text).ok()) else { continue };
+                let text =
+                    file::settled(attempt.folder.open("surveys").and_then(|all| all.read(&one.survey, RECORD_LIMIT)))?;
+                let value = text.flatten().and_then(|text| serde_json::from_slice(&text).ok());
+                let Some(value) = value else { continue };
                 surveys.insert(one.survey.clone(), value);
             }
             seen.insert(name);

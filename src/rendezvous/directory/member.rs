@@ -187,10 +187,15 @@ impl Waiters {
 
     /// Those of whom nothing was ever seen.
     fn missing(&self, party: &Party) -> Vec<Missing> {
-        (0..party.own.count)
+        let mut missing: Vec<Missing> = (0..party.own.count)
             .filter(|index| *index != party.own.index && !self.seen.contains(index))
             .map(|index| Missing { index, last_word: "nothing heard of it".to_owned() })
-            .collect()
+            .collect();
+        if missing.is_empty() {
+            // All others wait as well: it is for index 0 to lead.
+            missing.push(Missing { index: 0, last_word: "came, and has not led".to_owned() });
+        }
+        missing
     }
 }
 

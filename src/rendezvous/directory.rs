@@ -191,8 +191,8 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
         match leader::claim(&mut party, deadline) {
             Err(error) => (Err(error), None),
             Ok(attempt) => {
-                let formed =
-                    leader::lead(&party, &attempt, deadline).or_else(|error| resume(&party, &attempt, error, deadline));
+                let formed = leader::lead(&party, &attempt, deadline)
+                    .or_else(|error| resume(&party, &attempt, error, deadline));
                 (formed, Some(attempt))
             }
         }
@@ -232,18 +232,24 @@ fn resume(
     error: Error,
     deadline: &Deadline<'_>,
 ) -> Result<(Proposal, Vec<u8>)> {
+    let own_reason = Reason::of(&error, party.own.index, &party.own.process);
     let mut payloads = party.give_up(attempt, attempt::MEETING, error, deadline)?;
-    let corrupt = || Error::Corrupt {
+    for _ in 0..attempt::TRIES {
+        if let Some(proposal) = attempt.proposal()? {
+            let own = proposal.registrations.get(party.own.index);
+            return match payloads.pop() {
+                Some(key) if own.is_some_and(|one| one.identity == *party.own) => Ok((proposal, key)),
+                // A run of others: what ended this process's wait stands.
+                _ => Err(own_reason.error(party.own.index, &party.own.process)),
+            };
+        }
+        rest(deadline);
+    }
+    Err(Error::Corrupt {
         path: attempt.folder.path().to_owned(),
         offset: 0,
-        reason: "its commit has no readable roster that lists this process".to_owned(),
-    };
-    let proposal = attempt.proposal()?.ok_or_else(corrupt)?;
-    let listed = proposal.registrations.get(party.own.index).is_some_and(|one| one.identity == *party.own);
-    match payloads.pop() {
-        Some(key) if listed => Ok((proposal, key)),
-        _ => Err(corrupt()),
-    }
+        reason: "its commit has no readable roster".to_owned(),
+    })
 }
 
 /// The roster that a committed proposal stands for.

@@ -13,8 +13,8 @@ use super::job::{ATTEMPT, Job, read_as};
 pub(super) const ROSTER: &str = "roster";
 /// The number of the decision that commits the roster; phases follow.
 pub(super) const MEETING: usize = 0;
-/// How often a decision is tried where the file system fails for now.
-const DECISION_TRIES: u32 = 40;
+/// How often a decision is tried, and a roster read, where the file system fails for now.
+pub(super) const TRIES: u32 = 40;
 
 /// An attempt that this process takes part in.
 #[derive(Debug)]
@@ -85,13 +85,15 @@ impl Attempt {
         Ok(())
     }
 
-    /// The names registered; this process is one of them, so that an attempt that is gone was removed by force.
+    /// The names registered; this process is one of them, so that an attempt that is gone was removed by another.
     ///
     /// # Errors
-    /// `Io` then.
-    pub(super) fn registered(&self) -> Result<Vec<String>> {
+    /// `Io` if it is gone for longer than `patience`, in which the claim that superseded it shows.
+    pub(super) fn registered(&self, patience: &Deadline<'_>) -> Result<Vec<String>> {
         match self.members.list() {
-            Err(error) if file::is_transient(&error) && !file::is_absent(&error) => Ok(Vec::new()),
+            Err(error) if file::is_transient(&error) && !(file::is_absent(&error) && patience.passed()) => {
+                Ok(Vec::new())
+            }
             other => other,
         }
     }
@@ -114,7 +116,7 @@ impl Attempt {
         let bytes = record::encode_outcome(&outcome);
         let name = number.to_string();
         let mut is_taken = false;
-        for _ in 0..DECISION_TRIES {
+        for _ in 0..TRIES {
             if !is_taken {
                 match file::settled(self.decision.create(&name, &bytes))? {
                     Some(true) => return Ok(Some(outcome)),

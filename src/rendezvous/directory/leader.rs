@@ -10,11 +10,13 @@ use super::job::{Job, Pace, Watch, epochs, read_as};
 use crate::error::{Error, Result};
 use crate::rendezvous::reason::Reason;
 use crate::rendezvous::record::{Claim, Identity, Life, Proposal, RECORD_LIMIT, Registration, split_name};
-use crate::sys::file;
 use crate::sys::Deadline;
+use crate::sys::file;
 
 /// How long an earlier leader that may live has to answer a challenge.
 const ANSWER_LIMIT: Duration = Duration::from_millis(1500);
+/// How long an attempt may be gone before this is an error: a later claim that removed it shows until then.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(2);
 const ELECTION: &str = "rendezvous, election";
 
 /// Claims an epoch, with its attempt made before the claim can be seen.
@@ -42,7 +44,8 @@ pub(super) fn claim(party: &mut Party, deadline: &Deadline<'_>) -> Result<Attemp
         };
         let publish = || {
             attempt.register(&party.registration, &party.survey, false)?;
-            let claim = Claim { identity: Identity::clone(&party.own), survey: party.registration.survey.clone() };
+            let claim =
+                Claim { identity: Identity::clone(&party.own), survey: party.registration.survey.clone() };
             party.job.leader.create(&epoch.to_string(), &serde_json::to_vec(&claim).unwrap_or_default())
         };
         match file::settled(publish()) {
@@ -201,20 +204,26 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
     let mut seen = BTreeSet::new();
     let mut members: BTreeMap<usize, Registration> = BTreeMap::new();
     let mut surveys = BTreeMap::new();
+    let mut patience = deadline.sooner(REMOVAL_LIMIT);
     let mut pace = Pace::new(count);
     let mut watch = Watch::new(deadline);
     loop {
         check_abort(party, attempt)?;
         let before = members.len();
-        for name in attempt.registered()? {
+        let names = attempt.registered(&patience)?;
+        if !names.is_empty() {
+            patience = deadline.sooner(REMOVAL_LIMIT);
+        }
+        for name in names {
             if seen.contains(&name) || split_name(&name).is_none() {
                 continue;
             }
             let Some(one) = attempt.registration(&name)? else { continue };
             admit(party, &members, &one)?;
             if !surveys.contains_key(&one.survey) {
-                let text =
-                    file::settled(attempt.folder.open("surveys").and_then(|all| all.read(&one.survey, RECORD_LIMIT)))?;
+                let text = file::settled(
+                    attempt.folder.open("surveys").and_then(|all| all.read(&one.survey, RECORD_LIMIT)),
+                )?;
                 let value = text.flatten().and_then(|text| serde_json::from_slice(&text).ok());
                 let Some(value) = value else { continue };
                 surveys.insert(one.survey.clone(), value);

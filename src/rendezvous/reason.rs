@@ -70,6 +70,13 @@ impl Reason {
         Self::Disagreed { field: format!("who is index {index}"), sides: [side(first), side(second)] }
     }
 
+    /// Another index 0 removed the attempt of this one at `path`, and is not seen any more.
+    pub(super) fn removed(own: &Process, path: &std::path::Path) -> Self {
+        let theirs = format!("another process, which removed {}", path.display());
+        let side = |value| Side { index: 0, value };
+        Self::Disagreed { field: "who is index 0".to_owned(), sides: [side(own.to_string()), side(theirs)] }
+    }
+
     /// Two members that were told different counts.
     pub(super) fn counts(first: (usize, usize), second: (usize, usize)) -> Self {
         let side = |(index, count): (usize, usize)| Side { index, value: format!("count {count}") };

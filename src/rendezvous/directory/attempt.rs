@@ -85,16 +85,13 @@ impl Attempt {
         Ok(())
     }
 
-    /// The names registered; this process is one of them, so that an attempt that is gone was removed by another.
-    ///
-    /// # Errors
-    /// `Io` if it is gone for longer than `patience`, in which the claim that superseded it shows.
-    pub(super) fn registered(&self, patience: &Deadline<'_>) -> Result<Vec<String>> {
+    /// The names registered; this process is one of them, so that `None`, the attempt is gone, says that another
+    /// removed it.
+    pub(super) fn registered(&self) -> Result<Option<Vec<String>>> {
         match self.members.list() {
-            Err(error) if file::is_transient(&error) && !(file::is_absent(&error) && patience.passed()) => {
-                Ok(Vec::new())
-            }
-            other => other,
+            Err(error) if file::is_absent(&error) => Ok(None),
+            Err(error) if file::is_transient(&error) => Ok(Some(Vec::new())),
+            other => other.map(Some),
         }
     }
 
@@ -177,6 +174,13 @@ impl Attempt {
         if missing.is_empty() && own.index != 0 {
             let last_word = format!("leads, {}, has not answered", own.describe(&self.leader));
             missing.push(Missing { index: 0, last_word });
+        } else if missing.is_empty() {
+            // They came between the leader's last look and this one.
+            let last_word = |index| match stage {
+                Stage::Registration => self.last_word(index, &registered, stage, own),
+                _ => "came as the time ended".to_owned(),
+            };
+            missing = (1..own.count).map(|index| Missing { index, last_word: last_word(index) }).collect();
         }
         missing
     }

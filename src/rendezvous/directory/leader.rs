@@ -15,8 +15,6 @@ use crate::sys::file;
 
 /// How long an earlier leader that may live has to answer a challenge.
 const ANSWER_LIMIT: Duration = Duration::from_millis(1500);
-/// How long an attempt may be gone before this is an error: a later claim that removed it shows until then.
-const REMOVAL_LIMIT: Duration = Duration::from_secs(2);
 const ELECTION: &str = "rendezvous, election";
 
 /// Claims an epoch, with its attempt made before the claim can be seen.
@@ -179,14 +177,28 @@ pub(super) fn disturbance(party: &Party, attempt: &Attempt, stage: Stage<'_>) ->
 pub(super) fn lead(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<(Proposal, Vec<u8>)> {
     let proposal = gather(party, attempt, deadline)?;
     let bytes = serde_json::to_vec(&proposal).unwrap_or_default();
-    insist(deadline, ELECTION, || attempt.decision.create(ROSTER, &bytes))?;
+    let proposed = insist(deadline, ELECTION, || attempt.decision.create(ROSTER, &bytes));
+    proposed.map_err(|error| if file::is_absent(&error) { removed(party, attempt) } else { error })?;
     collect(party, attempt, &proposal, deadline)?;
     let key = party.own.ground().key()?;
     match attempt.decide(MEETING, Ok(vec![key.to_vec()]), || super::rest(deadline))? {
         Some(Ok(_)) => Ok((proposal, key.to_vec())),
         Some(Err(told)) => Err(party.fail(told)),
-        None => Err(Error::io(attempt.folder.path(), "decide in", std::io::ErrorKind::NotFound.into())),
+        None => Err(removed(party, attempt)),
     }
+}
+
+/// The error of a leader whose attempt is gone: only another index 0 removes the attempt of one that lives.
+fn removed(party: &Party, attempt: &Attempt) -> Error {
+    let names = party.job.leader.list().unwrap_or_default();
+    let later = epochs(&names).into_iter().rev().find_map(|epoch| {
+        let claim = read_as::<Claim>(&party.job.leader, &epoch.to_string()).ok().flatten()?;
+        (claim.identity.nonce != party.own.nonce).then_some(claim)
+    });
+    party.fail(match later {
+        Some(claim) => Reason::duplicate(0, &party.own.process, &claim.identity.process),
+        None => Reason::removed(&party.own.process, attempt.folder.path()),
+    })
 }
 
 /// An abort that another member created, as an error here.
@@ -204,17 +216,12 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
     let mut seen = BTreeSet::new();
     let mut members: BTreeMap<usize, Registration> = BTreeMap::new();
     let mut surveys = BTreeMap::new();
-    let mut patience = deadline.sooner(REMOVAL_LIMIT);
     let mut pace = Pace::new(count);
     let mut watch = Watch::new(deadline);
     loop {
         check_abort(party, attempt)?;
         let before = members.len();
-        let names = attempt.registered(&patience)?;
-        if !names.is_empty() {
-            patience = deadline.sooner(REMOVAL_LIMIT);
-        }
-        for name in names {
+        for name in attempt.registered()?.ok_or_else(|| removed(party, attempt))? {
             if seen.contains(&name) || split_name(&name).is_none() {
                 continue;
             }

@@ -322,9 +322,9 @@ impl World {
                 *moment = Moment::Step(steps + more);
             }
         };
-        one.task.killed.as_mut().map(reached);
-        one.task.interrupted.as_mut().map(reached);
-        one.task.stopped.as_mut().map(|(moment, _)| reached(moment));
+        let stopped = one.task.stopped.as_mut().map(|(moment, _)| moment);
+        let moments = [one.task.killed.as_mut(), one.task.interrupted.as_mut(), stopped];
+        moments.into_iter().flatten().for_each(reached);
     }
 }
 

@@ -370,13 +370,24 @@ fn search(case: Case, seeds: u64, planted: Option<Planted>) -> Option<String> {
 
 #[test]
 fn no_schedule_makes_two_runs_or_half_a_run() {
-    let seeds = 400;
+    let seeds = 100;
     for case in CASES {
         let started = std::time::Instant::now();
         if let Some(found) = search(case, seeds, None) {
             panic!("{found}");
         }
         println!("{case:?}: {seeds} seeds in {:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn schedules_that_once_failed_pass() {
+    for (case, seed) in
+        [(Case::GivesUp, 141), (Case::Stopped, 1753), (Case::TwoLeaders, 831), (Case::Restart, 1455)]
+    {
+        if let Err(found) = check(case, seed, None) {
+            panic!("{found}");
+        }
     }
 }
 
@@ -396,8 +407,8 @@ fn planted_faults_are_found() {
     }
 }
 
-/// Of so many members that meet in calm weather: files created, files opened, entries listed, and bytes read.
-fn cost(count: usize) -> [u64; 4] {
+/// Of so many members that meet in calm weather: files created, and files opened.
+fn cost(count: usize) -> [u64; 2] {
     let weather = Weather { switching: 100, ..Weather::default() };
     let task = |index: usize| Task {
         host: index / 8,
@@ -410,19 +421,15 @@ fn cost(count: usize) -> [u64; 4] {
     let actor = |index| Actor { index, start: 0, task: task(index), limit, is_unique: true, lives: true };
     let played = play(1, &Script { count, weather, actors: (0..count).map(actor).collect() });
     assert!(played.endings.iter().all(|(ending, _)| matches!(ending, Ending::Formed { .. })));
-    let counts = played.counts;
-    [counts.created, counts.opened, counts.entries, counts.bytes]
+    [played.counts.created, played.counts.opened]
 }
 
 #[test]
-fn what_a_meeting_costs_grows_with_the_count() {
+fn files_grow_with_the_count() {
     let costs = [16, 64, 256].map(|count| (count, cost(count)));
-    println!("{costs:?}");
     for pair in costs.windows(2) {
-        let ([created, opened, entries, bytes], before) = (pair[1].1, pair[0].1);
+        let ([created, opened], before) = (pair[1].1, pair[0].1);
         // Four times the members.
-        assert!(created <= 5 * before[0] && opened <= 5 * before[1] && entries <= 5 * before[2], "{costs:?}");
-        // Every member reads the roster, which lists all.
-        assert!(bytes <= 18 * before[3], "{costs:?}");
+        assert!(created <= 5 * before[0] && opened <= 5 * before[1], "{costs:?}");
     }
 }

@@ -78,9 +78,6 @@ struct Running {
 pub(super) struct Counts {
     pub(super) created: u64,
     pub(super) opened: u64,
-    pub(super) listed: u64,
-    pub(super) entries: u64,
-    pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -476,8 +473,6 @@ impl Place for Open {
             let code = if state.draw(2) == 0 { STALE } else { ABSENT };
             return Err(self.failed("", code));
         }
-        state.counts.listed += 1;
-        state.counts.entries += names.len() as u64;
         Ok(names)
     }
 
@@ -491,7 +486,6 @@ impl Place for Open {
         }
         let Node::File(bytes) = &state.nodes[node] else { return Ok(None) };
         let bytes = Arc::clone(bytes);
-        state.counts.bytes += bytes.len() as u64;
         Ok((bytes.len() <= limit).then(|| bytes.to_vec()))
     }
 

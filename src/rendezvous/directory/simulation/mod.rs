@@ -393,11 +393,9 @@ fn schedules_that_once_failed_pass() {
 
 #[test]
 fn planted_faults_are_found() {
-    for (planted, case) in [
-        (Planted::CreationReplaces, Case::GivesUp),
-        (Planted::AbortIsLost, Case::GivesUp),
-        (Planted::ListingsStayOld, Case::Calm),
-    ] {
+    for (planted, case) in
+        [(Planted::CreationReplaces, Case::GivesUp), (Planted::ListingsStayOld, Case::Calm)]
+    {
         let found = search(case, 2000, Some(planted));
         println!(
             "{planted:?}: {}",

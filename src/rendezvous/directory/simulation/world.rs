@@ -21,8 +21,6 @@ pub(super) struct Killed;
 pub(super) enum Planted {
     /// A name that is taken is replaced by a creation.
     CreationReplaces,
-    /// A decision that is not the leader's is said to be made, and is not.
-    AbortIsLost,
     /// Folders never show another host what changed.
     ListingsStayOld,
 }
@@ -509,10 +507,6 @@ impl Place for Open {
             return Err(self.failed(name, ABSENT));
         };
         self.unlink(&mut state, &private);
-        let by_leader = name == "0" && self.path.ends_with("decision") && self.seat.task != 0;
-        if state.weather.planted == Some(Planted::AbortIsLost) && by_leader {
-            return Ok(true);
-        }
         let created = self.link(&mut state, name, node)?;
         if created {
             self.seat.world.created(&mut state, self.seat.task, name);

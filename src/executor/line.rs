@@ -76,6 +76,8 @@ struct Desk {
     inside: Vec<usize>,
     /// Deferred calls that have left the executor and whose end is not published yet.
     settling: usize,
+    /// Threads that wait for it to become quiet.
+    listeners: usize,
     is_closed: bool,
 }
 
@@ -211,7 +213,10 @@ impl Line {
         match desk.waiting.pop_front() {
             None => {
                 desk.holder = None;
-                self.quiet.notify_all();
+                // A notification is a system call, whether or not anybody waits.
+                if desk.listeners > 0 {
+                    self.quiet.notify_all();
+                }
                 Next::Nobody
             }
             Some(Waiter::Thread(seat)) => {
@@ -277,8 +282,10 @@ impl Line {
         loop {
             let mut desk = self.desk();
             if !is_quiet(&desk) {
+                desk.listeners += 1;
                 let waited = self.quiet.wait_timeout(desk, deadline.pause());
                 desk = waited.unwrap_or_else(PoisonError::into_inner).0;
+                desk.listeners -= 1;
             }
             if is_quiet(&desk) {
                 return Ok(());

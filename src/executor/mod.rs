@@ -392,6 +392,11 @@ impl Place {
         Self { executor: executor.clone(), thread: line::this_thread(), seat, is_live: true }
     }
 
+    /// Whether the executor was free, and is this call's.
+    pub(crate) const fn is_held(&self) -> bool {
+        self.seat.is_none()
+    }
+
     /// Waits until the executor is free for this call.
     pub(crate) fn wait(mut self, deadline: &Deadline<'_>) -> Result<Hold> {
         if let Some(seat) = &self.seat {

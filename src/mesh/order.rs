@@ -100,8 +100,12 @@ impl Mesh {
             let number = turns.take(call, &self.executor);
             (place, Ticket { mesh: Arc::clone(&self.inner), number })
         };
+        let has_waited = !place.is_held();
         let hold = place.wait(deadline)?;
-        ticket.wait(call, deadline)?;
+        // One that came to a free executor in its turn has spent no time.
+        if has_waited || !ticket.is_first() {
+            ticket.wait(call, deadline)?;
+        }
         self.check_open()?;
         Ok(Admission { _ticket: ticket, hold })
     }
@@ -148,6 +152,12 @@ impl Mesh {
 }
 
 impl Ticket {
+    /// Whether all calls before this one have ended.
+    fn is_first(&self) -> bool {
+        let turns = self.mesh.order.turns();
+        turns.outstanding.front().is_none_or(|turn| turn.number == self.number)
+    }
+
     /// Waits until all calls before this one have ended.
     fn wait(&self, call: &str, deadline: &Deadline<'_>) -> Result<()> {
         let order = &self.mesh.order;

@@ -6,7 +6,7 @@
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -24,6 +24,26 @@ static REGISTRY: Registry =
 
 /// Open for as long as the process lives; -1 where there is nothing to put in the place of a descriptor.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether the handlers below are called at every fork.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// The number of this process where it was asked for since the last fork, else 0.
+static OWN_PID: AtomicU32 = AtomicU32::new(0);
+
+/// The number of this process: the system is asked once, where forks are watched.
+pub(super) fn own_pid() -> u32 {
+    // Relaxed: the number is the same for all threads, and a child, which has one thread, forgets it before that returns.
+    let known = OWN_PID.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let pid = std::process::id();
+    if IS_WATCHED.load(Ordering::Acquire) {
+        OWN_PID.store(pid, Ordering::Relaxed);
+    }
+    pid
+}
 
 impl Registry {
     // Not a mutex of std: it is taken by one function before a fork and given back by another after it, in two processes.
@@ -56,6 +76,7 @@ extern "C" fn after_in_parent() {
 
 /// Allocates nothing, and calls only what may be called after a fork of a process with threads.
 extern "C" fn after_in_child() {
+    OWN_PID.store(0, Ordering::Relaxed);
     let nothing = NOTHING.load(Ordering::Relaxed);
     // SAFETY: the thread that forked took the lock in `before`, and it is the only thread of the child.
     let numbers = unsafe { &mut *REGISTRY.numbers.get() };
@@ -81,7 +102,9 @@ fn watch() {
         }
         // SAFETY: the functions are as long there as this library, which is never unloaded: it has thread locals and threads.
         let code = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
-        if code != 0 {
+        if code == 0 {
+            IS_WATCHED.store(true, Ordering::Release);
+        } else {
             tracing::warn!(code, "forked children keep connections of this process open");
         }
     });

@@ -23,7 +23,7 @@ pub fn host_name() -> String {
 /// This process's number.
 #[must_use]
 pub fn pid() -> u32 {
-    std::process::id()
+    crate::sys::fork::own_pid()
 }
 
 /// The namespace that this process's number belongs to; empty where `/proc` does not tell.

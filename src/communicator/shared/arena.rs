@@ -94,7 +94,7 @@ impl SharedCommunicator {
             seats: &self.seats,
             label: join::label(self.gate.name(), &self.seats, "arena", number),
             name: "uform-arena",
-            phase: &watch.phase,
+            phase: &watch.phase(),
             deadline: watch.deadline,
             look: &look,
         };
@@ -106,9 +106,9 @@ impl SharedCommunicator {
     fn look_at(&self, watch: &Watch<'_>, lagging: &[usize]) -> Result<()> {
         let seat_of = |index: &usize| self.seats.iter().position(|seat| seat == index);
         for seat in lagging.iter().filter_map(seat_of) {
-            self.check_seat(seat, u64::MAX, &watch.phase)?;
+            self.check_seat(seat, u64::MAX, &watch.phase())?;
         }
-        watch.deadline.check(&watch.phase, || {
+        watch.deadline.check(&watch.phase(), || {
             let word = |index: &usize| Missing {
                 index: *index,
                 last_word: seat_of(index).map_or_else(String::new, |seat| self.last_word(seat)),

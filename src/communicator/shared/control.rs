@@ -1,6 +1,21 @@
 //! The segment that one member writes and all of its group read: progress, the descriptor of its call, its last word.
 //!
-//! Every word has one writer. Readers believe nothing: numbers are decoded, texts are cut and made printable.
+//! Every word but `SLEEPERS` has one writer. Readers believe nothing: numbers are decoded, texts are cut and made printable.
+//!
+//! How the words order what lies around them:
+//! - `PROGRESS` is written after everything that its place stands for: descriptor, inline bytes, stages, shares of arenas. The
+//!   write releases and the reads acquire, so that whoever sees a place sees all of that.
+//! - It also acquires in effect for its writer: a member overwrites what others read (a slot, a stage, an array) only after it
+//!   has seen a place that they publish after their reads, and no store passes an earlier load on the way to a release.
+//! - A slot is written again two calls later. Before that its writer has seen all others in the call between, which they
+//!   entered after their last read of the slot.
+//! - `PROGRESS` and `SLEEPERS` are the two words of a Dekker handshake. The writer stores the place, then loads the count; a
+//!   sleeper adds itself to the count, then the kernel loads the place once more and sleeps only if it has not changed. All four
+//!   are sequentially consistent (the kernel's load is a full barrier after the addition), so that the writer sees the
+//!   sleeper, or the sleeper sees the place; both may happen, and cost one wake.
+//! - `STATE` is written after its cause and released; whoever acquires it reads the whole cause.
+//! - `DONE` is released after the last step of a call and before any later `STATE`, and nobody sleeps for it: so it needs no
+//!   handshake, and lies on a line that no peer reads while it waits.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,14 +28,16 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// Bits of a progress word that count steps within one call.
 const STEP_BITS: u32 = 24;
-/// The step of a call that has ended.
+/// No step of any call is as high.
 pub(super) const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
 
-const BELL: usize = 0;
-const SLEEPERS: usize = 4;
+const SLEEPERS: usize = 0;
 const PROGRESS: usize = 64;
+/// The half of the progress that changes at every step, which the kernel compares before a sleep.
+const BELL: usize = if cfg!(target_endian = "little") { PROGRESS } else { PROGRESS + 4 };
 // Beside the progress, which is read whenever the state is.
 const STATE: usize = PROGRESS + 8;
+const DONE: usize = 128;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
 const SLOTS: usize = 4096;
@@ -79,38 +96,46 @@ impl Control {
         self.segment.word64(offset).unwrap_or(&NOWHERE)
     }
 
+    /// The place that this member has published last; what it stands for is seen from now on.
     pub(super) fn progress(&self) -> u64 {
-        self.word64(PROGRESS).load(Ordering::SeqCst)
+        self.word64(PROGRESS).load(Ordering::Acquire)
     }
 
     /// Publishes that everything before `place` is done, and wakes who waits for it.
     pub(super) fn advance(&self, place: u64) {
-        self.word64(PROGRESS).store(place, Ordering::SeqCst);
+        // One exchange: the release of what was written, and the full barrier before the count is read.
+        self.word64(PROGRESS).swap(place, Ordering::SeqCst);
         self.ring();
     }
 
     fn ring(&self) {
-        let bell = self.word32(BELL);
-        bell.fetch_add(1, Ordering::SeqCst);
         if self.word32(SLEEPERS).load(Ordering::SeqCst) != 0 {
-            futex::wake(bell);
+            futex::wake(self.word32(BELL));
         }
     }
 
-    /// What changes whenever this member publishes something.
-    pub(super) fn bell(&self) -> u32 {
-        self.word32(BELL).load(Ordering::SeqCst)
+    /// Says that the call with this number has ended here, for those who ask what this member does.
+    pub(super) fn conclude(&self, sequence: u64) {
+        self.word64(DONE).store(sequence, Ordering::Release);
     }
 
-    /// Sleeps until the bell differs from `heard`; a member killed here leaves its count, which only costs wakes.
-    pub(super) fn sleep(&self, heard: u32, limit: Duration) {
+    /// Whether the call with this number has ended there.
+    pub(super) fn has_concluded(&self, sequence: u64) -> bool {
+        self.word64(DONE).load(Ordering::Acquire) >= sequence
+    }
+
+    /// Sleeps while `place` is the last one published, or until this member ends its part, or for any other reason.
+    ///
+    /// A member killed here leaves its count, which only costs wakes.
+    pub(super) fn sleep(&self, place: u64, limit: Duration) {
         self.word32(SLEEPERS).fetch_add(1, Ordering::SeqCst);
-        futex::wait(self.word32(BELL), heard, limit);
+        // The lower half: a member publishes fewer than 2^32 places in a sleep, so equal halves are the same place.
+        futex::wait(self.word32(BELL), place as u32, limit);
         self.word32(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
     }
 
     pub(super) fn state(&self) -> State {
-        match self.word32(STATE).load(Ordering::SeqCst) {
+        match self.word32(STATE).load(Ordering::Acquire) {
             0 => State::Live,
             1 => State::Closed,
             _ => State::Left,
@@ -170,6 +195,17 @@ impl Control {
         (self.word64(REFUSAL).load(Ordering::SeqCst) == sequence + 1).then(|| self.read_text(REFUSAL + 8))
     }
 
+    /// Whether the descriptor of the same call is the same there in all that is compared.
+    pub(super) fn has_same_call(&self, other: &Self, sequence: u64) -> bool {
+        let slot = Self::slot(sequence);
+        let is_same = |position: usize| {
+            let [one, other] = [self, other].map(|control| control.word64(slot + 8 * position));
+            one.load(Ordering::Relaxed) == other.load(Ordering::Relaxed)
+        };
+        // Relaxed: the place that was awaited has acquired what its writer wrote before.
+        [0, 1, 2, 3, 6].into_iter().all(is_same)
+    }
+
     const fn slot(sequence: u64) -> usize {
         SLOTS + if sequence.is_multiple_of(2) { 0 } else { SLOT_BYTES }
     }
@@ -181,7 +217,7 @@ impl Control {
         let Descriptor { sequence, count, root, shape, .. } = *descriptor;
         let words = [sequence, kinds, count, root, arena, offset, shape];
         for (position, word) in words.into_iter().enumerate() {
-            self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Release);
+            self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Relaxed);
         }
     }
 

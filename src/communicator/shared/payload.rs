@@ -174,7 +174,7 @@ impl SharedCommunicator {
             }
             // The others reduce as much of theirs meanwhile.
             work.advance(piece.len() * size * members);
-            work.watch.deadline.check_interrupt(&work.watch.phase)?;
+            work.watch.deadline.check_interrupt(&work.watch.phase())?;
         }
         self.step_together(work.watch, &mut step)
     }

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::SharedCommunicator;
-use super::control::{self, LAST_STEP, State};
+use super::control::{self, Control, State};
+use super::{SPINS, SharedCommunicator, YIELDS};
 use crate::error::{Error, Missing, Result};
 use crate::sys::{CHECK_INTERVAL, Deadline};
 use crate::vocabulary::Verb;
@@ -17,19 +17,37 @@ const LINGER: Duration = Duration::from_secs(1);
 /// One call as its waits see it.
 pub(super) struct Watch<'a> {
     pub(super) sequence: u64,
-    pub(super) phase: String,
+    verb: Verb,
+    /// What tells a call of this group from one of the run's.
+    suffix: &'a str,
     pub(super) deadline: &'a Deadline<'a>,
     /// Whether peers may read this member's private arrays.
     pub(super) is_lending: Cell<bool>,
     was_warned: Cell<bool>,
-    looked: Cell<Instant>,
+    /// When everything that ends a wait was looked at last.
+    looked: Cell<Option<Instant>>,
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(verb: Verb, sequence: u64, suffix: &str, deadline: &'a Deadline<'a>) -> Self {
-        let phase = format!("{} #{sequence}{suffix}", verb.word());
+    pub(super) fn new(verb: Verb, sequence: u64, suffix: &'a str, deadline: &'a Deadline<'a>) -> Self {
         let (is_lending, was_warned) = (Cell::new(false), Cell::new(false));
-        Self { sequence, phase, deadline, is_lending, was_warned, looked: Cell::new(Instant::now()) }
+        Self { sequence, verb, suffix, deadline, is_lending, was_warned, looked: Cell::new(None) }
+    }
+
+    /// The call as messages name it.
+    pub(super) fn phase(&self) -> String {
+        format!("{} #{}{}", self.verb.word(), self.sequence, self.suffix)
+    }
+
+    /// Whether it is time to look at everything that ends a wait, in a call that does not wait.
+    fn is_due(&self) -> bool {
+        match self.looked.get() {
+            Some(looked) => looked.elapsed() >= CHECK_INTERVAL,
+            None => {
+                self.looked.set(Some(Instant::now()));
+                false
+            }
+        }
     }
 }
 
@@ -44,32 +62,41 @@ impl SharedCommunicator {
             if seat == self.own || !needs(seat) {
                 continue;
             }
-            let mut spins = 0;
-            while control.progress() < target && spins < self.spins {
-                std::hint::spin_loop();
-                spins += 1;
-            }
+            self.await_briefly(control, target);
             loop {
-                let heard = control.bell();
-                if control.progress() >= target {
+                let place = control.progress();
+                if place >= target {
                     break;
                 }
                 self.look(watch, target, needs)?;
-                control.sleep(heard, watch.deadline.pause());
+                control.sleep(place, watch.deadline.pause());
             }
             // One that came and gave up has left this call to nobody.
-            if control.state() == State::Left
-                && control.progress() < control::place(watch.sequence, LAST_STEP)
-            {
+            if control.state() == State::Left && !control.has_concluded(watch.sequence) {
                 let cause = control.cause();
                 return Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text));
             }
         }
-        // A call that never has to wait is asked for its interrupt too.
-        if watch.looked.get().elapsed() >= CHECK_INTERVAL {
+        // A call of many steps that never has to wait is asked for its interrupt too.
+        if step > 1 && watch.is_due() {
             self.look(watch, target, needs)?;
         }
         Ok(())
+    }
+
+    /// Waits without a sleep, as long as one would cost.
+    fn await_briefly(&self, control: &Control, target: u64) {
+        let mut looks = 0;
+        let limit = if self.has_cores { SPINS } else { YIELDS };
+        while control.progress() < target && looks < limit {
+            looks += 1;
+            if self.has_cores {
+                std::hint::spin_loop();
+            } else {
+                // The core may be the one that the other member needs.
+                std::thread::yield_now();
+            }
+        }
     }
 
     fn is_behind(&self, seat: usize, target: u64) -> bool {
@@ -78,14 +105,14 @@ impl SharedCommunicator {
 
     /// Everything that ends a wait but its success.
     fn look(&self, watch: &Watch<'_>, target: u64, needs: &dyn Fn(usize) -> bool) -> Result<()> {
-        watch.looked.set(Instant::now());
+        watch.looked.set(Some(Instant::now()));
         if let Some(error) = self.closed() {
             return Err(error);
         }
-        watch.deadline.check_interrupt(&watch.phase)?;
+        watch.deadline.check_interrupt(&watch.phase())?;
         let behind = || (0..self.seats.len()).filter(|seat| needs(*seat) && self.is_behind(*seat, target));
         for seat in behind() {
-            self.check_seat(seat, target, &watch.phase)?;
+            self.check_seat(seat, target, &watch.phase())?;
         }
         let missing = || {
             let missing = |seat: usize| Missing { index: self.seats[seat], last_word: self.last_word(seat) };
@@ -94,13 +121,13 @@ impl SharedCommunicator {
         if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
             let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
             let names = names.collect::<Vec<_>>().join("; ");
-            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase);
+            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
         }
         if watch.deadline.passed() {
             let missing = missing();
             // The last of them may just have come: then there is nobody to name, and the wait has ended.
             if !missing.is_empty() {
-                let (phase, waited) = (watch.phase.clone(), watch.deadline.waited());
+                let (phase, waited) = (watch.phase(), watch.deadline.waited());
                 return Err(Error::TimedOut { phase, waited, missing });
             }
         }
@@ -145,13 +172,13 @@ impl SharedCommunicator {
 
     /// The call that a member is in, or the one after which it runs the user's code.
     fn doing(&self, seat: usize) -> String {
-        let (sequence, step) = control::call_of(self.controls[seat].progress());
+        let (sequence, _) = control::call_of(self.controls[seat].progress());
         if sequence == 0 {
             return "user code, before its first call".to_owned();
         }
         let descriptor = self.controls[seat].descriptor(sequence).filter(|call| call.sequence == sequence);
         let verb = descriptor.map_or("call", |call| call.verb.word());
-        if step == LAST_STEP {
+        if self.controls[seat].has_concluded(sequence) {
             format!("user code since {verb} #{sequence}")
         } else {
             format!("{verb} #{sequence}")
@@ -182,16 +209,17 @@ impl SharedCommunicator {
         let is_inside = |seat: usize| {
             let (sequence, step) = control::call_of(self.controls[seat].progress());
             let is_live = self.controls[seat].state() == State::Live && !self.is_gone(seat);
-            seat != self.own && is_live && sequence == watch.sequence && step > 0 && step < LAST_STEP
+            let has_ended = self.controls[seat].has_concluded(sequence);
+            seat != self.own && is_live && sequence == watch.sequence && step > 0 && !has_ended
         };
         for seat in 0..self.seats.len() {
             loop {
-                let heard = self.controls[seat].bell();
+                let place = self.controls[seat].progress();
                 let waited = start.elapsed();
                 if waited >= LINGER || !is_inside(seat) {
                     break;
                 }
-                self.controls[seat].sleep(heard, (LINGER - waited).min(CHECK_INTERVAL));
+                self.controls[seat].sleep(place, (LINGER - waited).min(CHECK_INTERVAL));
             }
         }
     }

@@ -12,6 +12,7 @@ use uform::communicator::shared::{Listener, Proof, SharedCommunicator};
 use uform::communicator::tcp::{self, Links, Run, TcpCommunicator};
 use uform::communicator::{Call, Communicator};
 use uform::rendezvous::RunKey;
+use uform::sys::kernel::Table;
 use uform::sys::{Deadline, Span, SpanMut, process};
 use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
@@ -19,8 +20,15 @@ use uform::vocabulary::{Dtype, ReduceOp, Verb};
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const MEMBERS: usize = 2;
-const SIZES: [(&str, usize, usize); 3] =
-    [("8 B", 8, 2000), ("64 KiB", 64 << 10, 1000), ("64 MiB", 64 << 20, 15)];
+/// Name, bytes, rounds, and calls of a round.
+const SIZES: [(&str, usize, usize, usize); 6] = [
+    ("8 B", 8, 1000, 200),
+    ("4 KiB", 4 << 10, 500, 200),
+    ("64 KiB", 64 << 10, 300, 20),
+    ("1 MiB", 1 << 20, 100, 4),
+    ("16 MiB", 16 << 20, 25, 1),
+    ("64 MiB", 64 << 20, 15, 1),
+];
 
 fn deadline() -> Deadline<'static> {
     Deadline::after(Duration::from_secs(120))
@@ -94,21 +102,23 @@ fn join(folder: &Path, index: usize) -> Outcome<(Arc<SharedCommunicator>, Arc<Tc
 
 fn call(communicator: &dyn Communicator, verb: Verb, output: SpanMut<'_>) -> Outcome<()> {
     let call = Call::new(verb, Dtype::F32, ReduceOp::Sum, 0, None, output);
-    Ok(communicator.run(call, &deadline())?)
+    Ok(communicator.run(Call { kernels: Table::best(), ..call }, &deadline())?)
 }
 
-/// The median time of an act that all members start together, in microseconds.
+/// The median time of an act, in microseconds: all members begin a batch of them together.
 fn median(
     communicator: &dyn Communicator,
-    rounds: usize,
+    (rounds, batch): (usize, usize),
     mut act: impl FnMut() -> Outcome<()>,
 ) -> Outcome<f64> {
     let mut seconds = Vec::new();
     for _ in 0..rounds + rounds / 10 + 2 {
         call(communicator, Verb::Barrier, SpanMut::empty())?;
         let start = Instant::now();
-        act()?;
-        seconds.push(start.elapsed().as_secs_f64());
+        for _ in 0..batch {
+            act()?;
+        }
+        seconds.push(start.elapsed().as_secs_f64() / batch as f64);
     }
     // The first rounds warm up.
     seconds.drain(..rounds / 10 + 2);
@@ -118,7 +128,8 @@ fn median(
 
 fn member(folder: &Path, index: usize) -> Outcome<()> {
     let (communicator, network) = join(folder, index)?;
-    for (name, bytes, rounds) in SIZES {
+    for (name, bytes, rounds, batch) in SIZES {
+        let rounds = (rounds, batch);
         let (mut target, source) = (vec![0.0f32; bytes / 4], vec![0.0f32; bytes / 4]);
         let (communicator, network) = (&*communicator, &*network);
         let copy = median(communicator, rounds, || {

@@ -1,6 +1,7 @@
 //! Calls so small that what each member brings rides beside its descriptor: who brings what, and what becomes of it.
 
 use super::Call;
+use super::reduce::with_spans;
 use crate::error::Result;
 use crate::sys::Span;
 use crate::vocabulary::Verb;
@@ -39,19 +40,19 @@ pub(super) fn settle<'s>(
 ) -> Result<()> {
     let (root, output) = (call.root, &mut call.output);
     let part = |seat: usize| seat * part_bytes..(seat + 1) * part_bytes;
-    let whole = || (0..members).map(&contributed).collect::<Result<Vec<_>>>();
-    let dealt = || (0..members).map(|seat| contributed(seat)?.part(part(own))).collect::<Result<Vec<_>>>();
-    let sources = match call.verb {
+    let dealt = |seat: usize| contributed(seat)?.part(part(own));
+    let is_dealt = matches!(call.verb, Verb::ReduceScatter | Verb::AllToAll);
+    match call.verb {
         Verb::Reduce | Verb::Gather if root != own => return Ok(()),
         Verb::Broadcast if root == own => return Ok(()),
         Verb::Broadcast => return output.copy_from(contributed(root)?),
         Verb::Scatter => return output.copy_from(contributed(root)?.part(part(own))?),
-        Verb::ReduceScatter | Verb::AllToAll => dealt()?,
-        _ => whole()?,
-    };
-    if matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter) {
-        return call.kernels.reduce(call.dtype, call.op, &sources, output);
+        _ => {}
     }
-    let mut places = sources.iter().enumerate();
-    places.try_for_each(|(seat, source)| output.part(part(seat))?.copy_from(*source))
+    let source = |seat: usize| if is_dealt { dealt(seat) } else { contributed(seat) };
+    if matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter) {
+        let (kernels, dtype, op) = (call.kernels, call.dtype, call.op);
+        return with_spans(members, source, |sources| kernels.reduce(dtype, op, sources, output));
+    }
+    (0..members).try_for_each(|seat| output.part(part(seat))?.copy_from(source(seat)?))
 }

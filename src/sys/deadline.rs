@@ -136,6 +136,19 @@ impl<'a> Deadline<'a> {
         }
     }
 
+    /// As [`Deadline::check_interrupt`], with a phase that is made only for the error.
+    ///
+    /// # Errors
+    /// As [`Deadline::check_interrupt`].
+    pub fn check_interrupt_of(&self, phase: impl FnOnce() -> String) -> Result<()> {
+        match self.interrupt {
+            Some(interrupt) if interrupt() => {
+                Err(Error::Interrupted { phase: phase(), waited: self.waited() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Asks the interrupt check and the clock.
     ///
     /// # Errors

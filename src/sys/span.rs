@@ -234,6 +234,24 @@ impl<'a> SpanMut<'a> {
         Ok(())
     }
 
+    /// As [`SpanMut::copy_from`], past the caches where the processor can: for what is too large to stay in them.
+    ///
+    /// An ordinary store reads the line that it changes; such a one does not.
+    ///
+    /// # Errors
+    /// `Invalid` if the lengths differ.
+    #[allow(unsafe_code, reason = "raw copy between spans")]
+    pub fn stream_from(&mut self, source: Span<'_>) -> Result<()> {
+        let (from, to, count) = (source.pointer.addr(), self.pointer.addr(), self.byte_count);
+        let is_apart = from.saturating_add(count) <= to || to.saturating_add(count) <= from;
+        if !is_apart || source.byte_count != count || !cfg!(target_arch = "x86_64") {
+            return self.copy_from(source);
+        }
+        // SAFETY: both ranges have `count` bytes by the contracts of `of` and `from_raw`, and do not overlap.
+        unsafe { stream(source.pointer, self.pointer, count) };
+        Ok(())
+    }
+
     /// Sets all bytes to zero.
     #[allow(unsafe_code, reason = "raw write to a span")]
     pub fn clear(&mut self) {
@@ -242,9 +260,60 @@ impl<'a> SpanMut<'a> {
     }
 }
 
+/// Copies with stores that bypass the caches; they are seen by others before anything that this thread stores later.
+///
+/// # Safety
+/// `count` bytes must be readable at `source` and writable at `target`, and not overlap.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "raw copy between spans")]
+unsafe fn stream(source: *const u8, target: *mut u8, count: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
+    let head = target.align_offset(LINE).min(count);
+    let lines = (count - head) / LINE;
+    // SAFETY: head, lines and tail are the `count` bytes of the caller, one after the other; the target of a line is aligned, and
+    // every x86_64 processor has these instructions. The fence orders the stores before later ones, which they else are not.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, target, head);
+        for line in 0..lines {
+            let start = head + line * LINE;
+            let (from, to) = (source.add(start).cast::<__m128i>(), target.add(start).cast::<__m128i>());
+            let words = [0, 1, 2, 3].map(|word| _mm_loadu_si128(from.add(word)));
+            for (word, value) in words.into_iter().enumerate() {
+                _mm_stream_si128(to.add(word), value);
+            }
+        }
+        _mm_sfence();
+        let done = head + lines * LINE;
+        std::ptr::copy_nonoverlapping(source.add(done), target.add(done), count - done);
+    }
+}
+
+/// Never called: elsewhere spans are copied.
+///
+/// # Safety
+/// None is needed.
+#[cfg(not(target_arch = "x86_64"))]
+#[allow(unsafe_code, reason = "the same name everywhere")]
+unsafe fn stream(_source: *const u8, _target: *mut u8, _count: usize) {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_streamed_copy_is_a_copy() {
+        let source = (0..1000_u32).map(|number| number as u8).collect::<Vec<_>>();
+        for (from, to, count) in [(0, 0, 0), (1, 3, 10), (5, 0, 64), (0, 7, 700), (3, 64, 129)] {
+            let mut target = vec![0_u8; 1000];
+            let part = Span::of(&source).part(from..from + count).expect("within");
+            let mut whole = SpanMut::of(&mut target);
+            whole.part(to..to + count).expect("within").stream_from(part).expect("equal");
+            assert!(whole.stream_from(part).is_err(), "unequal");
+            assert_eq!(target[to..to + count], source[from..from + count]);
+            assert!(target[..to].iter().chain(&target[to + count..]).all(|byte| *byte == 0));
+        }
+    }
 
     #[test]
     fn parts_stay_within() {

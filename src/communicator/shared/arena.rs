@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::watch::Watch;
 use super::{Call, SharedCommunicator, Turn, join};
-use crate::communicator::SharedArena;
+use crate::communicator::{SharedArena, small};
 use crate::communicator::descriptor::{Descriptor, Lies};
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut};
+use crate::vocabulary::Verb;
 
 /// The parts of one arena, by seat.
 #[derive(Debug)]
@@ -40,16 +41,35 @@ impl Parts {
     }
 }
 
+/// Whether peers may read a call's array where it lies, if all of them can.
+fn is_readable(call: &Call<'_>) -> bool {
+    let Some(input) = call.input else { return call.counts.is_none() };
+    // A reduction in all places at once writes its sources.
+    let is_direct = call.verb != Verb::AllReduce && call.counts.is_none();
+    let (from, to) = (input.pointer().addr(), call.output.pointer().addr());
+    let is_apart = from + input.byte_count() <= to || to + call.output.byte_count() <= from;
+    is_direct && is_apart
+}
+
 impl Turn {
-    /// Where the array of a call in place lies, if that is this member's own part of an arena.
-    pub(super) fn place_of(&self, call: &Call<'_>) -> Option<Lies> {
-        if call.input.is_some() || call.output.is_empty() {
+    /// Where peers can read what this member brings, if that is its own part of an arena; a member that brings nothing says
+    /// where its output lies.
+    ///
+    /// Not where it writes what they read: its input and its output overlap.
+    pub(super) fn place_of(&self, call: &Call<'_>, count: usize) -> Option<Lies> {
+        if self.arenas.is_empty() || !is_readable(call) {
             return None;
         }
         self.arenas.iter().find_map(|(number, arena)| {
             let arena = arena.upgrade()?;
             let own = arena.segment(arena.own)?;
-            let offset = own.offset_of(call.output.pointer(), call.output.byte_count())?;
+            let part_bytes = count.saturating_mul(call.dtype.size_bytes());
+            let brought = small::contribution(call, arena.own, part_bytes).ok()?;
+            let brought = brought.unwrap_or(call.output.as_span());
+            let offset = own.offset_of(brought.pointer(), brought.byte_count())?;
+            if brought.is_empty() {
+                return None;
+            }
             Some(Lies { arena: *number, offset: offset as u64 })
         })
     }
@@ -106,7 +126,7 @@ impl SharedCommunicator {
     fn look_at(&self, watch: &Watch<'_>, lagging: &[usize]) -> Result<()> {
         let seat_of = |index: &usize| self.seats.iter().position(|seat| seat == index);
         for seat in lagging.iter().filter_map(seat_of) {
-            self.check_seat(seat, u64::MAX, &watch.phase())?;
+            self.check_seat(seat, u64::MAX, watch)?;
         }
         watch.deadline.check(&watch.phase(), || {
             let word = |index: &usize| Missing {

@@ -2,6 +2,7 @@
 
 mod arena;
 mod control;
+mod direct;
 mod join;
 mod payload;
 mod proof;
@@ -24,8 +25,8 @@ use crate::sys::shared::Segment;
 use crate::topology::Group;
 use crate::vocabulary::Verb;
 
-/// Bytes of one stage: a member's contribution passes through it piece by piece.
-const PIECE_BYTES: usize = 512 << 10;
+/// Bytes of one stage: a member's contribution passes through it piece by piece. Both stages stay in the second cache.
+const PIECE_BYTES: usize = 256 << 10;
 /// The largest stage that may be asked for.
 const PIECE_LIMIT: usize = 1 << 30;
 /// Looks at a peer's progress before sleeping, where every member has a core of its own.
@@ -215,7 +216,7 @@ impl Communicator for SharedCommunicator {
             count: count as u64,
             root: call.root as u64,
             shape: descriptor::shape(&call),
-            lies: turn.place_of(&call),
+            lies: turn.place_of(&call, count),
         };
         // Alive as long as the call: its array lies in it.
         let arena = descriptor.lies.and_then(|lies| turn.arenas.get(&lies.arena)).and_then(Weak::upgrade);

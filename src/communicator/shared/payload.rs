@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-use super::arena::{Array, Parts};
+use super::arena::Parts;
 use super::control::{self, INLINE_BYTES, LAST_STEP};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
 use crate::communicator::Progress;
 use crate::communicator::descriptor::{self, Descriptor};
-use crate::communicator::reduce::{pieces, share};
+use crate::communicator::reduce::{pieces, share, with_spans};
 use crate::communicator::{parts, small};
 use crate::error::Result;
 use crate::sys::kernel::Table;
@@ -28,7 +28,12 @@ pub(super) struct Work<'c, 'a> {
     pub(super) input: Option<Span<'c>>,
     pub(super) kernels: Table,
     progress: Option<&'c Progress<'c>>,
+    /// Whether the output is too large to stay in a cache.
+    is_large: bool,
 }
+
+/// Outputs from this size on are written past the caches, where nothing of them was read.
+const LARGE_BYTES: usize = 8 << 20;
 
 impl Work<'_, '_> {
     /// Counts bytes of the output that are there.
@@ -36,6 +41,11 @@ impl Work<'_, '_> {
         if let Some(progress) = self.progress {
             progress.advance(byte_count as u64);
         }
+    }
+
+    /// Copies into a part of the output that was not read before.
+    pub(super) fn put(&self, target: &mut SpanMut<'_>, source: Span<'_>) -> Result<()> {
+        if self.is_large { target.stream_from(source) } else { target.copy_from(source) }
     }
 }
 
@@ -87,13 +97,14 @@ impl SharedCommunicator {
             return small::settle(call, own, members, part_bytes, contributed);
         }
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
-        let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress };
+        let is_large = call.output.byte_count() >= LARGE_BYTES;
+        let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress, is_large };
         let output = &mut call.output;
-        if descriptor.verb == Verb::AllReduce
+        if Self::is_direct(descriptor)
             && let Some(arena) = arena
-            && let Some(arrays) = self.arrays(arena, descriptor, part_bytes)?
+            && let Some(arrays) = self.arrays(arena, descriptor, contribution_bytes)?
         {
-            return self.all_reduce_shared(&work, &arrays);
+            return self.read_directly(&work, &arrays, output);
         }
         match descriptor.verb {
             _ if Self::is_transfer(descriptor) => {
@@ -102,8 +113,6 @@ impl SharedCommunicator {
             Verb::AllReduce => self.all_reduce(&work, output, true),
             Verb::Reduce => self.all_reduce(&work, output, call.root == own),
             Verb::Broadcast => self.broadcast(&work, output),
-            Verb::AllGather | Verb::Exchange | Verb::Split => self.all_gather(&work, output),
-            Verb::ReduceScatter => self.reduce_scatter(&work, output),
             _ => Ok(()),
         }
     }
@@ -116,67 +125,73 @@ impl SharedCommunicator {
     }
 
     /// Reduces through the stages; those who read take the result.
+    ///
+    /// In round k each member shows the others their shares of piece k, waits until all have, reduces its own share, and takes
+    /// the results of piece k - 1: one wait for each piece. The result of a share lies in the stage where nobody else
+    /// has to be shown anything. A stage is written again two rounds later: what was shown in it was read before the round between
+    /// began, and its result before the round of the write did.
     fn all_reduce(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>, reads: bool) -> Result<()> {
         let (size, members, own) = (work.size, self.seats.len(), self.own);
+        let length = self.piece_bytes / size;
+        let rounds = work.count.div_ceil(length);
+        // Bytes of a seat's share of a piece: in the stage, and in the array.
+        let places = |number: usize, seat: usize| {
+            let start = number * length;
+            let range = share(length.min(work.count - start), members, seat);
+            let bytes = |start: usize| (start + range.start) * size..(start + range.end) * size;
+            (bytes(0), bytes(start))
+        };
         let mut step = 1;
-        for (number, piece) in pieces(work.count, self.piece_bytes / size).enumerate() {
-            let (start, count) = (piece.start * size, piece.len());
-            let bytes = start..start + count * size;
-            let source = work.input.unwrap_or(output.as_span()).part(bytes)?;
-            self.own_control().with_stage(number, |stage| stage.part(0..count * size)?.copy_from(source))?;
-            self.step_together(work.watch, &mut step)?;
-            let range = |seat| {
-                let range = share(count, members, seat);
-                range.start * size..range.end * size
-            };
-            let sources = self.controls.iter().map(|control| control.stage(number)?.part(range(own)));
-            let sources = sources.collect::<Result<Vec<_>>>()?;
-            // The result takes the place of the own contribution, which nobody else reads.
-            self.own_control().with_stage(number, |stage| {
-                work.kernels.reduce(
-                    work.descriptor.dtype,
-                    work.descriptor.op,
-                    &sources,
-                    &mut stage.part(range(own))?,
-                )
-            })?;
-            self.step_together(work.watch, &mut step)?;
-            for (seat, control) in self.controls.iter().enumerate().filter(|_| reads) {
-                let range = range(seat);
-                let result = control.stage(number)?.part(range.clone())?;
-                output.part(start + range.start..start + range.end)?.copy_from(result)?;
+        for number in 0..=rounds {
+            if number < rounds {
+                self.own_control().with_stage(number, |stage| {
+                    for seat in (0..members).filter(|seat| *seat != own) {
+                        let (staged, place) = places(number, seat);
+                        let source = work.input.unwrap_or(output.as_span()).part(place)?;
+                        stage.part(staged)?.copy_from(source)?;
+                    }
+                    Ok(())
+                })?;
             }
-            work.advance(count * size);
+            self.step_together(work.watch, &mut step)?;
+            if number < rounds {
+                self.reduce_share(work, number, places(number, own), output, reads)?;
+            }
+            for seat in (0..members).filter(|seat| reads && number > 0 && *seat != own) {
+                let (staged, place) = places(number - 1, seat);
+                work.advance(place.len());
+                output.part(place)?.copy_from(self.controls[seat].stage(number - 1)?.part(staged)?)?;
+            }
         }
         Ok(())
     }
 
-    /// Reduces arrays that all members see: each member writes its share of the result into all of them.
-    fn all_reduce_shared(&self, work: &Work<'_, '_>, arrays: &[Array<'_>]) -> Result<()> {
-        let (size, members, own) = (work.size, self.seats.len(), self.own);
-        let mut step = 1;
-        work.watch.is_lending.set(true);
-        // Nobody else reads or writes this share of any array.
-        let mine = share(work.count, members, own);
-        for piece in pieces(mine.len(), self.piece_bytes / size) {
-            let (start, end) = ((mine.start + piece.start) * size, (mine.start + piece.end) * size);
-            let place = |range: &Range<usize>| range.start + start..range.start + end;
-            let sources = arrays.iter().map(|(segment, range)| segment.span().part(place(range)));
-            let sources = sources.collect::<Result<Vec<_>>>()?;
-            let (segment, range) = &arrays[own];
-            let mut whole = segment.span_mut();
-            let mut target = whole.part(place(range))?;
-            work.kernels.reduce(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
-            for (seat, (segment, range)) in arrays.iter().enumerate() {
-                if seat != own {
-                    segment.span_mut().part(place(range))?.copy_from(target.as_span())?;
-                }
-            }
-            // The others reduce as much of theirs meanwhile.
-            work.advance(piece.len() * size * members);
-            work.watch.deadline.check_interrupt(&work.watch.phase())?;
+    /// Reduces the own share of a piece into the own stage, and into the output of who reads.
+    fn reduce_share(
+        &self,
+        work: &Work<'_, '_>,
+        number: usize,
+        (staged, place): (Range<usize>, Range<usize>),
+        output: &mut SpanMut<'_>,
+        reads: bool,
+    ) -> Result<()> {
+        let own = work.input.unwrap_or(output.as_span()).part(place.clone())?;
+        let source = |seat: usize| match seat {
+            _ if seat == self.own => Ok(own),
+            _ => self.controls[seat].stage(number)?.part(staged.clone()),
+        };
+        self.own_control().with_stage(number, |stage| {
+            let mut target = stage.part(staged.clone())?;
+            with_spans(self.seats.len(), source, |sources| {
+                let Descriptor { dtype, op, .. } = *work.descriptor;
+                work.kernels.reduce(dtype, op, sources, &mut target)
+            })
+        })?;
+        if reads {
+            work.advance(place.len());
+            output.part(place)?.copy_from(self.own_control().stage(number)?.part(staged)?)?;
         }
-        self.step_together(work.watch, &mut step)
+        Ok(())
     }
 
     fn broadcast(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
@@ -194,53 +209,9 @@ impl SharedCommunicator {
                 self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
             } else {
                 self.reach(work.watch, step, &|seat| seat == root)?;
-                output.part(bytes)?.copy_from(self.controls[root].stage(number)?.part(0..length)?)?;
+                work.put(&mut output.part(bytes)?, self.controls[root].stage(number)?.part(0..length)?)?;
             }
             self.own_control().advance(control::place(work.watch.sequence, step));
-            work.advance(length);
-        }
-        Ok(())
-    }
-
-    fn all_gather(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
-        let (size, whole) = (work.size, work.count * work.size);
-        let mut step = 1;
-        for (number, piece) in pieces(work.count, self.piece_bytes / size).enumerate() {
-            let (start, end) = (piece.start * size, piece.end * size);
-            let place = |seat: usize| seat * whole + start..seat * whole + end;
-            let source = match work.input {
-                Some(input) => input.part(start..end)?,
-                None => output.as_span().part(place(self.own))?,
-            };
-            self.own_control().with_stage(number, |stage| stage.part(0..end - start)?.copy_from(source))?;
-            self.step_together(work.watch, &mut step)?;
-            for (seat, control) in self.controls.iter().enumerate() {
-                output.part(place(seat))?.copy_from(control.stage(number)?.part(0..end - start)?)?;
-            }
-            work.advance((end - start) * self.seats.len());
-        }
-        Ok(())
-    }
-
-    fn reduce_scatter(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
-        let (size, members, whole) = (work.size, self.seats.len(), work.count * work.size);
-        let input = work.input.unwrap_or(Span::empty());
-        let mut step = 1;
-        for (number, piece) in pieces(work.count, self.piece_bytes / (size * members)).enumerate() {
-            let (start, length) = (piece.start * size, piece.len() * size);
-            self.own_control().with_stage(number, |stage| {
-                for seat in 0..members {
-                    let source = input.part(seat * whole + start..seat * whole + start + length)?;
-                    stage.part(seat * length..(seat + 1) * length)?.copy_from(source)?;
-                }
-                Ok(())
-            })?;
-            self.step_together(work.watch, &mut step)?;
-            let range = self.own * length..(self.own + 1) * length;
-            let sources = self.controls.iter().map(|control| control.stage(number)?.part(range.clone()));
-            let sources = sources.collect::<Result<Vec<_>>>()?;
-            let mut target = output.part(start..start + length)?;
-            work.kernels.reduce(work.descriptor.dtype, work.descriptor.op, &sources, &mut target)?;
             work.advance(length);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Verbs in which members bring or get different parts: gather, scatter, all_to_all, and all that count their parts.
+//! Verbs in which members bring or get parts: all_gather, gather, scatter, reduce_scatter, all_to_all, with and without counts.
 //!
 //! In every round a member puts the next piece of what it gives into its stage, waits until all have done so, and takes
 //! what is its own out of the others' stages. A stage is written again one round later only, when all have read it.
@@ -21,9 +21,10 @@ fn cut(part: &Range<usize>, round: &Range<usize>) -> Range<usize> {
 }
 
 impl SharedCommunicator {
-    /// Whether a call moves parts that only this file moves.
+    /// Whether a call moves parts.
     pub(super) const fn is_transfer(descriptor: &Descriptor) -> bool {
-        descriptor.shape != 0 || matches!(descriptor.verb, Verb::Gather | Verb::Scatter | Verb::AllToAll)
+        let is_reduction = matches!(descriptor.verb, Verb::AllReduce | Verb::Reduce);
+        !is_reduction && !matches!(descriptor.verb, Verb::Broadcast | Verb::Barrier | Verb::Arena)
     }
 
     /// Moves the parts of a call that all members have entered.
@@ -39,7 +40,7 @@ impl SharedCommunicator {
         let longest = parts.iter().map(Range::len).max().unwrap_or(0);
         let is_root = work.descriptor.root == self.own as u64;
         match work.descriptor.verb {
-            Verb::AllGather => self.show(work, &parts, output, true),
+            Verb::AllGather | Verb::Exchange | Verb::Split => self.show(work, &parts, output, true),
             Verb::Gather => self.show(work, &parts, output, is_root),
             Verb::AllToAll => {
                 let received = places(receive_counts, work.count, members, size);
@@ -51,7 +52,7 @@ impl SharedCommunicator {
                     for (part, slot) in received.iter().zip(slots) {
                         let range = cut(part, round);
                         let source = slot.part(0..range.len())?;
-                        output.part(range)?.copy_from(source)?;
+                        work.put(&mut output.part(range)?, source)?;
                         work.advance(source.byte_count());
                     }
                     Ok(())
@@ -96,10 +97,18 @@ impl SharedCommunicator {
             let length = source.byte_count();
             self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
             self.step_together(work.watch, &mut step)?;
-            for (part, control) in parts.iter().zip(&self.controls).filter(|_| reads) {
+            for (seat, (part, control)) in parts.iter().zip(&self.controls).enumerate().filter(|_| reads) {
                 let range = cut(part, &round);
+                // The own part is in a near cache: it has just been read.
                 let source = control.stage(number)?.part(0..range.len())?;
-                output.part(range)?.copy_from(source)?;
+                match (work.input, seat == self.own) {
+                    (None, true) => {}
+                    (Some(input), true) => {
+                        let source = input.part(cut(&(0..own.len()), &round))?;
+                        work.put(&mut output.part(range)?, source)?;
+                    }
+                    _ => work.put(&mut output.part(range)?, source)?,
+                }
                 work.advance(source.byte_count());
             }
         }

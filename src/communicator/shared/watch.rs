@@ -109,10 +109,10 @@ impl SharedCommunicator {
         if let Some(error) = self.closed() {
             return Err(error);
         }
-        watch.deadline.check_interrupt(&watch.phase())?;
+        watch.deadline.check_interrupt_of(|| watch.phase())?;
         let behind = || (0..self.seats.len()).filter(|seat| needs(*seat) && self.is_behind(*seat, target));
         for seat in behind() {
-            self.check_seat(seat, target, &watch.phase())?;
+            self.check_seat(seat, target, watch)?;
         }
         let missing = || {
             let missing = |seat: usize| Missing { index: self.seats[seat], last_word: self.last_word(seat) };
@@ -135,7 +135,7 @@ impl SharedCommunicator {
     }
 
     /// Whether a seat that is behind can still come.
-    pub(super) fn check_seat(&self, seat: usize, target: u64, phase: &str) -> Result<()> {
+    pub(super) fn check_seat(&self, seat: usize, target: u64, watch: &Watch<'_>) -> Result<()> {
         let is_gone = self.is_gone(seat);
         // Looked at after the process: what it published before it ended counts.
         if !self.is_behind(seat, target) {
@@ -149,11 +149,11 @@ impl SharedCommunicator {
             }
             State::Closed => {
                 let doing = self.doing(seat);
-                Err(self.lost(self.seats[seat], format!("{phase}: it closed the group after {doing}")))
+                Err(self.lost(self.seats[seat], format!("{}: it closed the group after {doing}", watch.phase())))
             }
             State::Live if is_gone => {
                 let doing = self.doing(seat);
-                Err(self.lost(self.seats[seat], format!("{phase}: its process ended in {doing}")))
+                Err(self.lost(self.seats[seat], format!("{}: its process ended in {doing}", watch.phase())))
             }
             State::Live => Ok(()),
         }

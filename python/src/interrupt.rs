@@ -1,5 +1,6 @@
 //! Blocking calls without the interpreter's lock, which signals end as they would end Python code.
 
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -21,14 +22,14 @@ pub(crate) fn blocking<T: Send>(
     call: impl FnOnce(Option<InterruptCheck<'_>>) -> uform::Result<T> + Send,
 ) -> PyResult<T> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
-    let asked = Mutex::new(Instant::now());
+    let asked: Mutex<Option<Instant>> = Mutex::new(None);
     let check = || {
         {
             let mut asked = lock(&asked);
-            if asked.elapsed() < INTERVAL {
+            if asked.is_some_and(|asked| asked.elapsed() < INTERVAL) {
                 return lock(&raised).is_some();
             }
-            *asked = Instant::now();
+            *asked = Some(Instant::now());
         }
         let answer = Python::try_attach(|py| py.check_signals());
         if let Some(Err(error)) = answer {
@@ -36,14 +37,27 @@ pub(crate) fn blocking<T: Send>(
         }
         lock(&raised).is_some()
     };
-    let is_main = rustix::thread::gettid() == rustix::process::getpid();
-    let result = py.detach(|| call(if is_main { Some(&check) } else { None }));
+    let result = py.detach(|| call(if is_main() { Some(&check) } else { None }));
     match (lock(&raised).take(), result) {
         // What a handler raised is never lost, even where the call ended another way meanwhile.
         (Some(error), _) => Err(error),
         (None, Ok(value)) => Ok(value),
         (None, Err(error)) => Err(to_python(py, &error)),
     }
+}
+
+/// Whether the calling thread is the main one; the system is asked once for each thread of each process.
+fn is_main() -> bool {
+    thread_local!(static KNOWN: Cell<(u32, bool)> = const { Cell::new((0, false)) });
+    let pid = uform::sys::process::pid();
+    let (known, is_main) = KNOWN.get();
+    // The thread that forks is the main one of the child.
+    if known == pid {
+        return is_main;
+    }
+    let is_main = rustix::thread::gettid() == rustix::process::getpid();
+    KNOWN.set((pid, is_main));
+    is_main
 }
 
 /// A poisoned lock holds what it held: nothing here panics between two writes that belong together.

@@ -13,7 +13,8 @@
 //!   sleeper adds itself to the count, then the kernel loads the place once more and sleeps only if it has not changed. All four
 //!   are sequentially consistent (the kernel's load is a full barrier after the addition), so that the writer sees the
 //!   sleeper, or the sleeper sees the place; both may happen, and cost one wake.
-//! - `STATE` is written after its cause and released; whoever acquires it reads the whole cause.
+//! - `STATE` is written after its cause and released; whoever acquires it reads the whole cause. With `SLEEPERS` it makes the
+//!   same handshake: a sleeper loads it after the addition and does not sleep beside a member that has ended its part.
 //! - `DONE` is released after the last step of a call and before any later `STATE`, and nobody sleeps for it: so it needs no
 //!   handshake, and lies on a line that no peer reads while it waits.
 
@@ -129,8 +130,11 @@ impl Control {
     /// A member killed here leaves its count, which only costs wakes.
     pub(super) fn sleep(&self, place: u64, limit: Duration) {
         self.word32(SLEEPERS).fetch_add(1, Ordering::SeqCst);
-        // The lower half: a member publishes fewer than 2^32 places in a sleep, so equal halves are the same place.
-        futex::wait(self.word32(BELL), place as u32, limit);
+        // A state is no part of the bell: looked at once more, so that who leaves sees this sleeper, or is seen here.
+        if self.word32(STATE).load(Ordering::SeqCst) == 0 {
+            // The lower half: a member publishes fewer than 2^32 places in a sleep, so equal halves are the same place.
+            futex::wait(self.word32(BELL), place as u32, limit);
+        }
         self.word32(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
     }
 

@@ -134,12 +134,14 @@ impl SharedCommunicator {
         let (size, members, own) = (work.size, self.seats.len(), self.own);
         let length = self.piece_bytes / size;
         let rounds = work.count.div_ceil(length);
-        // Bytes of a seat's share of a piece: in the stage, and in the array.
+        // Bytes of a seat's share of a piece: in the stage, and in the array. In the stage it begins where that of a whole piece
+        // does: the shares of a shorter one touch no result of the piece before last, which somebody may still read.
         let places = |number: usize, seat: usize| {
             let start = number * length;
             let range = share(length.min(work.count - start), members, seat);
-            let bytes = |start: usize| (start + range.start) * size..(start + range.end) * size;
-            (bytes(0), bytes(start))
+            let first = share(length, members, seat).start;
+            let bytes = |start: usize| start * size..(start + range.len()) * size;
+            (bytes(first), bytes(start + range.start))
         };
         let mut step = 1;
         for number in 0..=rounds {

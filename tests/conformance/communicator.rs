@@ -234,6 +234,7 @@ fn arenas(communicator: &dyn Communicator, is_shared: bool) {
         assert_eq!(numbers.part(seat).expect("a seat").to_vec(), Span::of(&expected).to_vec());
     }
     mixed_places(communicator);
+    verbs_in_arenas(communicator);
     if seat == count - 1 {
         let error = communicator.arena(usize::MAX / 4, &patience()).err().expect("too much");
         assert!(matches!(error, Error::Exhausted { .. }), "{error}");
@@ -269,6 +270,82 @@ fn mixed_places(communicator: &dyn Communicator) {
         let average = |position| (0..count).map(|seat| value(seat, position)).sum::<f64>() / count as f64;
         let expected = (0..LENGTH).map(average).collect::<Vec<_>>();
         assert_eq!(output.as_span().to_vec(), Span::of(&expected).to_vec(), "case {case}");
+    }
+}
+
+/// Every verb of equal parts but all_reduce: all arrays in an arena, one member's input not, no output, some of both, in place.
+fn verbs_in_arenas(communicator: &dyn Communicator) {
+    const LENGTH: usize = 1100;
+    let (seat, count) = (communicator.seat(), communicator.count());
+    let whole = LENGTH * count;
+    let arena = communicator.arena(8 * (2 * whole + count), &patience()).expect("memory is free");
+    let verbs = [
+        Verb::Broadcast,
+        Verb::Reduce,
+        Verb::ReduceScatter,
+        Verb::AllGather,
+        Verb::Gather,
+        Verb::Scatter,
+        Verb::AllToAll,
+    ];
+    for (case, verb) in (0..5).flat_map(|case| verbs.map(|verb| (case, verb))) {
+        let root = case % count;
+        let is_root = seat == root;
+        let input_length = match verb {
+            Verb::Broadcast => None,
+            Verb::AllGather if case == 4 => None,
+            Verb::Scatter => is_root.then_some(whole),
+            Verb::ReduceScatter | Verb::AllToAll => Some(whole),
+            _ => Some(LENGTH),
+        };
+        let output_length = match verb {
+            Verb::Reduce | Verb::Gather if !is_root => 0,
+            Verb::AllGather | Verb::Gather | Verb::AllToAll => whole,
+            _ => LENGTH,
+        };
+        let (is_input_shared, is_output_shared) = match case {
+            1 => (seat != 0, true),
+            2 => (true, false),
+            3 => (seat % 2 == 0, seat % 2 == 1),
+            _ => (true, true),
+        };
+        let mut private_input = values(seat, input_length.unwrap_or(0));
+        let mut shared_input = arena.part_mut(seat).expect("a seat");
+        let mut input = if is_input_shared {
+            shared_input.part(8 * seat..8 * (seat + private_input.len())).expect("within")
+        } else {
+            SpanMut::of(&mut private_input)
+        };
+        input.copy_from(Span::of(&values(seat, input_length.unwrap_or(0)))).expect("equal lengths");
+        let mut before = vec![-1.0; output_length];
+        match verb {
+            Verb::Broadcast => before = values(seat, LENGTH),
+            Verb::AllGather => before[seat * LENGTH..][..LENGTH].copy_from_slice(&values(seat, LENGTH)),
+            _ => {}
+        }
+        let mut private_output = before.clone();
+        let mut shared_output = arena.part_mut(seat).expect("a seat");
+        let start = 8 * (whole + count);
+        let mut output = if is_output_shared {
+            shared_output.part(start..start + 8 * output_length).expect("within")
+        } else {
+            SpanMut::of(&mut private_output)
+        };
+        output.copy_from(Span::of(&before)).expect("equal lengths");
+        let given = input_length.map(|_| input.as_span());
+        let call = Call::new(verb, Dtype::F64, ReduceOp::Sum, root, given, output.reborrow());
+        communicator.run(call, &patience()).expect("all bring the same");
+        let sum = |position: usize| (0..count).map(|seat| value(seat, position)).sum::<f64>();
+        let expected = (0..output_length).map(|position| match verb {
+            Verb::Broadcast => value(root, position),
+            Verb::Reduce => sum(position),
+            Verb::ReduceScatter => sum(seat * LENGTH + position),
+            Verb::Scatter => value(root, seat * LENGTH + position),
+            Verb::AllToAll => value(position / LENGTH, seat * LENGTH + position % LENGTH),
+            _ => value(position / LENGTH, position % LENGTH),
+        });
+        let expected = expected.collect::<Vec<_>>();
+        assert!(output.as_span().to_vec() == Span::of(&expected).to_vec(), "{verb:?} in case {case}");
     }
 }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::watch::Watch;
 use super::{Call, SharedCommunicator, Turn, join};
-use crate::communicator::{SharedArena, small};
 use crate::communicator::descriptor::{Descriptor, Lies};
+use crate::communicator::{SharedArena, small};
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut};

@@ -96,9 +96,7 @@ impl SharedCommunicator {
                 segment.span().part(first + bytes.start..first + bytes.end)
             };
             let mut target = output.part(bytes.clone())?;
-            with_spans(arrays.len(), source, |sources| {
-                work.kernels.reduce(dtype, op, sources, &mut target)
-            })?;
+            with_spans(arrays.len(), source, |sources| work.kernels.reduce(dtype, op, sources, &mut target))?;
             work.advance(bytes.len());
             work.watch.deadline.check_interrupt_of(|| work.watch.phase())?;
         }

@@ -149,7 +149,8 @@ impl SharedCommunicator {
             }
             State::Closed => {
                 let doing = self.doing(seat);
-                Err(self.lost(self.seats[seat], format!("{}: it closed the group after {doing}", watch.phase())))
+                Err(self
+                    .lost(self.seats[seat], format!("{}: it closed the group after {doing}", watch.phase())))
             }
             State::Live if is_gone => {
                 let doing = self.doing(seat);

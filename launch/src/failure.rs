@@ -14,6 +14,12 @@ pub(crate) enum Failure {
         "--processes {processes} needs {wanted} open files, the limit is {limit}; raise it (ulimit -n) or start fewer"
     )]
     Descriptors { processes: u64, wanted: u64, limit: u64 },
+    /// Not enough launchers of other hosts came.
+    #[error(
+        "of at least {least} hosts, only these came within {waited:.1} s: {came}; start uform launch with the same \
+         --directory, --job and --hosts on each ({directory} must be the same folder on all)"
+    )]
+    Hosts { least: usize, waited: f64, came: String, directory: String },
     /// The system refused something.
     #[error("cannot {action}: {source}")]
     System { action: String, source: std::io::Error },
@@ -34,7 +40,7 @@ impl Failure {
             Self::Absent { .. } => 127,
             Self::NotRunnable { .. } => 126,
             Self::Descriptors { .. } | Self::Core(uform::Error::Invalid { .. }) => 2,
-            Self::System { .. } | Self::Core(_) => 1,
+            Self::Hosts { .. } | Self::System { .. } | Self::Core(_) => 1,
         }
     }
 }

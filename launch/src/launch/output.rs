@@ -1,9 +1,10 @@
 //! Passes on what the processes write: whole lines, each with its index, and the last lines kept.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{IsTerminal, Read};
+use std::io::{IsTerminal, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, ChildStdout};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -31,10 +32,11 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 const PIECE: usize = 64 * 1024;
 
 /// The last lines of each process, by index.
-pub(super) type LastLines = Vec<VecDeque<Vec<u8>>>;
+pub(super) type LastLines = BTreeMap<usize, VecDeque<Vec<u8>>>;
 
 enum Message {
     Watch(Source),
+    Status(Option<String>),
     Notice(String),
     Finish,
 }
@@ -44,11 +46,18 @@ pub(super) struct Output {
     messages: Sender<Message>,
     wake: OwnedFd,
     thread: JoinHandle<LastLines>,
+    folder: Option<PathBuf>,
 }
 
 impl Output {
     /// Starts the thread.
-    pub(super) fn open(count: usize) -> Result<Self, Failure> {
+    ///
+    /// With a folder what the processes write goes into files in it, and not to the launcher's own streams.
+    pub(super) fn open(folder: Option<&Path>) -> Result<Self, Failure> {
+        if let Some(folder) = folder {
+            let made = std::fs::create_dir_all(folder);
+            made.map_err(|error| Failure::system(format!("use --output {}", folder.display()), error))?;
+        }
         let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
         let (woken, wake) = pipe_with(flags).map_err(|errno| Failure::system("make a pipe", errno))?;
         let (messages, received) = channel();
@@ -58,23 +67,45 @@ impl Output {
             woken,
             finishing: false,
             screen: Screen::of_this_process(),
-            last_lines: vec![VecDeque::new(); count],
+            last_lines: LastLines::new(),
         };
         let thread = std::thread::Builder::new().name("uform-output".into()).spawn(move || pump.run());
         let thread = thread.map_err(|error| Failure::system("start a thread", error))?;
-        Ok(Self { messages, wake, thread })
+        Ok(Self { messages, wake, thread, folder: folder.map(Path::to_owned) })
+    }
+
+    /// Says what stands at the bottom of a terminal while files take what the processes write.
+    pub(super) fn status(&self, text: Option<String>) {
+        if self.folder.is_some() && std::io::stderr().is_terminal() {
+            self.send(Message::Status(text));
+        }
     }
 
     /// Reads these pipes of a process from now on.
-    pub(super) fn watch(&self, index: usize, pipes: (Option<ChildStdout>, Option<ChildStderr>)) {
+    pub(super) fn watch(
+        &self,
+        index: usize,
+        pipes: (Option<ChildStdout>, Option<ChildStderr>),
+    ) -> Result<(), Failure> {
         let out = pipes.0.map(|pipe| (Stream::Out, OwnedFd::from(pipe)));
         let err = pipes.1.map(|pipe| (Stream::Err, OwnedFd::from(pipe)));
         for (stream, pipe) in out.into_iter().chain(err) {
             let splitter = Splitter::default();
+            let file = self.file(index, stream)?;
             let source =
-                Source { index, stream, pipe: File::from(pipe), splitter, update: Update::default() };
+                Source { index, stream, pipe: File::from(pipe), splitter, update: Update::default(), file };
             self.send(Message::Watch(source));
         }
+        Ok(())
+    }
+
+    /// The file that takes a stream; what it holds stays.
+    fn file(&self, index: usize, stream: Stream) -> Result<Option<File>, Failure> {
+        let Some(folder) = &self.folder else { return Ok(None) };
+        let ending = if stream == Stream::Out { "out" } else { "err" };
+        let path = folder.join(format!("{index}.{ending}"));
+        let opened = File::options().create(true).append(true).open(&path);
+        opened.map(Some).map_err(|error| Failure::system(format!("write {}", path.display()), error))
     }
 
     /// Writes a line of the launcher's own to standard error.
@@ -89,8 +120,8 @@ impl Output {
         self.send(Message::Finish);
         while !self.thread.is_finished() {
             match events.recv_timeout(Duration::from_millis(20)) {
-                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) => return LastLines::new(),
-                Ok(Event::Signal(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP, _)) => return LastLines::new(),
+                Ok(Event::Signal(..)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -117,6 +148,8 @@ struct Source {
     pipe: File,
     splitter: Splitter,
     update: Update,
+    /// Takes the bytes as they come, in place of the launcher's own stream.
+    file: Option<File>,
 }
 
 /// When text that changes in place was last made a line.
@@ -172,7 +205,8 @@ impl Pump {
     fn wait(&self) -> Vec<bool> {
         let now = Instant::now();
         let due = self.sources.iter().filter_map(|source| {
-            let live = source.splitter.live().filter(|_| !self.screen.is_live(source))?;
+            let shown = source.file.is_none() && !self.screen.is_live(source);
+            let live = source.splitter.live().filter(|_| shown)?;
             source.update.due(live, now)
         });
         let pause = if self.finishing { Some(Duration::ZERO) } else { due.min().map(|due| due - now) };
@@ -196,6 +230,7 @@ impl Pump {
             match self.received.try_recv() {
                 Ok(Message::Watch(source)) => self.sources.push(source),
                 Ok(Message::Notice(text)) => self.screen.notice(&text),
+                Ok(Message::Status(text)) => self.screen.set_status(text.as_deref()),
                 Ok(Message::Finish) | Err(TryRecvError::Disconnected) => {
                     self.finishing = true;
                     break;
@@ -221,6 +256,14 @@ impl Pump {
         let repeated = &mut source.update.text;
         source.splitter.feed(&buffer[..count], &mut |line| batch.add(line, repeated));
         let text = batch.text;
+        if let Some(file) = &mut source.file {
+            if let Err(error) = file.write_all(&buffer[..count]) {
+                source.file = None;
+                let index = source.index;
+                self.screen.notice(&format!("the file of index {index} takes no more ({error}); see below"));
+            }
+            return;
+        }
         if self.screen.is_live(source) {
             self.screen.set_live(source.stream, source.splitter.live());
         }
@@ -231,7 +274,8 @@ impl Pump {
     fn update_lines(&mut self) {
         let now = Instant::now();
         for source in &mut self.sources {
-            let Some(text) = source.splitter.live().filter(|_| !self.screen.is_live(source)) else {
+            let shown = source.file.is_none() && !self.screen.is_live(source);
+            let Some(text) = source.splitter.live().filter(|_| shown) else {
                 continue;
             };
             if source.update.due(text, now).is_some_and(|due| due <= now) {
@@ -247,6 +291,9 @@ impl Pump {
         let repeated = &mut source.update.text;
         source.splitter.end(&mut |line| batch.add(line, repeated));
         let text = batch.text;
+        if source.file.is_some() {
+            return;
+        }
         if self.screen.is_live(source) {
             self.screen.set_live(source.stream, None);
         }
@@ -257,22 +304,24 @@ impl Pump {
 /// Lines of one stream that are written at once.
 struct Batch<'a> {
     prefix: Vec<u8>,
-    kept: Option<&'a mut VecDeque<Vec<u8>>>,
+    kept: &'a mut VecDeque<Vec<u8>>,
     text: Vec<u8>,
 }
 
 impl<'a> Batch<'a> {
     fn new(index: usize, stream: Stream, screen: &Screen, last_lines: &'a mut LastLines) -> Self {
-        Self { prefix: screen.prefix(stream, index), kept: last_lines.get_mut(index), text: Vec::new() }
+        Self {
+            prefix: screen.prefix(stream, index),
+            kept: last_lines.entry(index).or_default(),
+            text: Vec::new(),
+        }
     }
 
     /// Adds a line, unless it is the update that was made a line last.
     fn add(&mut self, line: &[u8], repeated: &mut Vec<u8>) {
-        if let Some(kept) = &mut self.kept {
-            kept.push_back(line[..line.len().min(LAST_LINE_LIMIT)].to_vec());
-            if kept.len() > LAST_LINES {
-                kept.pop_front();
-            }
+        self.kept.push_back(line[..line.len().min(LAST_LINE_LIMIT)].to_vec());
+        if self.kept.len() > LAST_LINES {
+            self.kept.pop_front();
         }
         let update = std::mem::take(repeated);
         if update.is_empty() || update != line {
@@ -335,6 +384,16 @@ impl Screen {
             None if self.live.as_ref().is_some_and(|(shown, _)| *shown == stream) => self.live = None,
             None => {}
         }
+    }
+
+    /// Shows a line at the bottom of the terminal, or takes it away.
+    fn set_status(&mut self, text: Option<&str>) {
+        if !self.err.moves {
+            return;
+        }
+        let line = text.map_or_else(String::new, |text| format!("uform launch: {text}"));
+        self.err.put(stream_of(Stream::Err), &[ERASE, b"\x1b[?7l", line.as_bytes(), b"\x1b[?7h"].concat());
+        self.drawn = text.map(|_| Stream::Err);
     }
 
     /// Writes whole lines, above the live line where there is one.

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Handle;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::{Origin, WithOrigin};
 use uform::rendezvous::directory;
 
 use super::child::{Guards, Member, describe, exit_code};
 use super::folder::Meeting;
+use super::hosts::{Cause, Hosts, Verdict};
 use super::output::{LastLines, Output, report};
 use crate::Failure;
 
@@ -24,13 +27,16 @@ const LINGER: Duration = Duration::from_secs(2);
 /// The most that what is left of a group gets between SIGTERM and SIGKILL.
 const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 
+/// How often the directory is asked about the other hosts.
+const HOSTS_INTERVAL: Duration = Duration::from_millis(100);
+
 /// What a second SIGINT leaves of the grace period.
 const HASTE: Duration = Duration::from_secs(2);
 
 /// What the supervisor is told.
 pub(super) enum Event {
-    /// The launcher got this signal.
-    Signal(i32),
+    /// The launcher got this signal; `true` if its processes got it too.
+    Signal(i32, bool),
 }
 
 /// The thread that turns the launcher's signals into events.
@@ -46,13 +52,13 @@ impl Signals {
         if !is_ignored(SIGHUP) {
             wanted.push(SIGHUP);
         }
-        let mut signals = signal_hook::iterator::Signals::new(wanted)
+        let mut signals = SignalsInfo::<WithOrigin>::new(wanted)
             .map_err(|error| Failure::system("catch signals", error))?;
         let handle = signals.handle();
         let (sender, events) = channel();
         let forward = move || {
-            for signal in signals.forever() {
-                if sender.send(Event::Signal(signal)).is_err() {
+            for origin in &mut signals {
+                if sender.send(Event::Signal(origin.signal, reached_all(&origin))).is_err() {
                     break;
                 }
             }
@@ -61,6 +67,13 @@ impl Signals {
         let thread = thread.map_err(|error| Failure::system("start a thread", error))?;
         Ok((Self { handle, thread: Some(thread) }, events))
     }
+}
+
+/// Whether who sent a signal sent it to the launcher's processes as well: Slurm's daemon of a step signals all that is in it.
+fn reached_all(origin: &Origin) -> bool {
+    let Some(sender) = &origin.process else { return false };
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", sender.pid)).unwrap_or_default();
+    origin.signal != SIGCHLD && name.trim_end() == "slurmstepd"
 }
 
 impl Drop for Signals {
@@ -95,23 +108,37 @@ pub(super) struct Outcome {
     first: Option<First>,
     /// The first signal that asked the launcher to end.
     asked: Option<i32>,
+    /// What ended the attempt on another host.
+    elsewhere: Option<Cause>,
 }
 
 impl Outcome {
     /// The exit code of the launcher.
     pub(super) fn exit_code(&self) -> i32 {
-        self.first.map_or(0, |first| exit_code(first.status))
+        match &self.elsewhere {
+            Some(cause) => cause.code,
+            None => self.first.map_or(0, |first| exit_code(first.status)),
+        }
+    }
+
+    /// Whether another attempt may make it good.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        let failed = self.first.is_some() || self.elsewhere.is_some();
+        failed && self.asked.is_none() && self.elsewhere.as_ref().is_none_or(|cause| cause.restarts)
     }
 
     /// Tells which index failed first, how, and what it wrote last.
     pub(super) fn report(&self, last_lines: &LastLines) {
+        if let Some(cause) = &self.elsewhere {
+            return report(&format!("{} failed first: {}", cause.who(), cause.how), []);
+        }
         let Some(first) = self.first else { return };
         let how = format!("{} (pid {})", describe(first.status), first.pid);
         if let Some(signal) = self.asked {
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
             return report(&format!("stopped by {name}; index {} ended first: {how}", first.index), []);
         }
-        let lines = last_lines.get(first.index).filter(|lines| self.count > 1 && !lines.is_empty());
+        let lines = last_lines.get(&first.index).filter(|lines| self.count > 1 && !lines.is_empty());
         let tail = match lines {
             Some(lines) if lines.len() == 1 => "; its last line:".to_owned(),
             Some(lines) => format!("; its last {} lines:", lines.len()),
@@ -129,6 +156,9 @@ pub(super) struct Supervisor<'a> {
     /// `None`: longer than any clock runs.
     grace: Option<Duration>,
     meeting: &'a Meeting,
+    hosts: Option<&'a mut Hosts>,
+    /// How the attempt ended on all hosts.
+    verdict: Option<Verdict>,
     first: Option<First>,
     asked: Option<i32>,
     interrupts: usize,
@@ -143,12 +173,15 @@ impl<'a> Supervisor<'a> {
         guards: Guards,
         grace: Option<Duration>,
         meeting: &'a Meeting,
+        hosts: Option<&'a mut Hosts>,
     ) -> Self {
         Self {
             members,
             guards,
             grace,
             meeting,
+            hosts,
+            verdict: None,
             first: None,
             asked: None,
             interrupts: 0,
@@ -159,15 +192,64 @@ impl<'a> Supervisor<'a> {
 
     /// Returns when all processes have ended and their groups had time to.
     pub(super) fn run(&mut self, events: &Receiver<Event>, output: &Output) -> Outcome {
+        let start = Instant::now();
+        let mut shown = None;
         loop {
             self.look(output);
-            if self.members.iter().all(|member| member.ended.is_some()) {
+            self.ask_hosts(output);
+            if self.members.iter().all(|member| member.ended.is_some()) && self.all_hosts_know() {
                 break;
             }
-            self.await_event(events, LOOK_INTERVAL);
+            let seconds = start.elapsed().as_secs();
+            if shown.replace(seconds) != Some(seconds) {
+                let running = self.members.iter().filter(|member| member.ended.is_none()).count();
+                output
+                    .status(Some(format!("{running} of {} processes run, {seconds} s", self.members.len())));
+            }
+            let interval = if self.hosts.is_some() { HOSTS_INTERVAL } else { LOOK_INTERVAL };
+            self.await_event(events, interval);
         }
+        output.status(None);
         self.sweep(events, output);
-        Outcome { count: self.members.len(), first: self.first, asked: self.asked }
+        let cause = self.verdict.take().and_then(|verdict| verdict.cause);
+        let mine = |cause: &Cause| self.first.is_some_and(|first| cause.index == Some(first.index));
+        let elsewhere = cause.filter(|cause| !mine(cause));
+        Outcome { count: self.members.len(), first: self.first, asked: self.asked, elsewhere }
+    }
+
+    /// Tells the other hosts how far this one is, and stops the run if it has ended elsewhere.
+    fn ask_hosts(&mut self, output: &Output) {
+        let Some(hosts) = self.hosts.as_deref_mut().filter(|_| self.verdict.is_none()) else { return };
+        if let Some(number) = self.asked.filter(|_| self.first.is_none()) {
+            // Before its processes end by the same signal: this is the cause.
+            let name = signal_hook::low_level::signal_name(number).unwrap_or("a signal");
+            self.verdict = Some(hosts.fail(None, format!("its launcher got {name}"), 128 + number, false));
+            return;
+        }
+        if let Some(first) = self.first {
+            let how = format!("{} (pid {})", describe(first.status), first.pid);
+            let restarts = self.asked.is_none();
+            self.verdict = Some(hosts.fail(Some(first.index), how, exit_code(first.status), restarts));
+        } else {
+            if self.members.iter().all(|member| member.ended.is_some()) {
+                hosts.finish();
+            }
+            self.verdict = hosts.poll();
+        }
+        let Some(cause) = self.verdict.as_ref().and_then(|verdict| verdict.cause.clone()) else { return };
+        let others = self.members.iter().filter(|member| member.ended.is_none()).count();
+        if self.stopping || others == 0 {
+            return;
+        }
+        self.stopping = true;
+        output.notice(format!("{} failed: {}; stopping {others} here", cause.who(), cause.how));
+        self.signal_groups(Signal::TERM);
+        self.kill_within(self.grace);
+    }
+
+    /// Whether the attempt has ended on all hosts.
+    fn all_hosts_know(&self) -> bool {
+        self.hosts.is_none() || self.verdict.is_some()
     }
 
     /// Waits for one event and acts on all that are there, and on the end of the grace period.
@@ -175,12 +257,12 @@ impl<'a> Supervisor<'a> {
         let now = Instant::now();
         let limit = self.kill_at.map_or(limit, |time| limit.min(time.saturating_duration_since(now)));
         match events.recv_timeout(limit) {
-            Ok(Event::Signal(signal)) => self.receive(signal),
+            Ok(Event::Signal(signal, reached)) => self.receive(signal, reached),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(limit),
         }
-        while let Ok(Event::Signal(signal)) = events.try_recv() {
-            self.receive(signal);
+        while let Ok(Event::Signal(signal, reached)) = events.try_recv() {
+            self.receive(signal, reached);
         }
         if self.kill_at.is_some_and(|time| time <= Instant::now()) {
             self.kill_at = None;
@@ -188,8 +270,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn receive(&mut self, signal: i32) {
+    /// Acts on a signal; what `reached` all processes already is not passed on.
+    fn receive(&mut self, signal: i32, reached: bool) {
         match signal {
+            SIGUSR1 | SIGUSR2 if reached => {}
+            SIGTERM | SIGHUP if reached => {
+                self.asked.get_or_insert(signal);
+                self.stopping = true;
+                self.kill_within(self.grace);
+            }
             SIGINT => {
                 self.interrupts += 1;
                 match self.interrupts {

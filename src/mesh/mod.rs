@@ -31,7 +31,7 @@ use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
 use crate::sys::mpi::{Handle as MpiCommunicator, World};
 use crate::sys::{Deadline, InterruptCheck, process};
-use crate::topology::{Introduction, MeshDescription, Topology};
+use crate::topology::{Introduction, MeshDescription, Roster, Topology};
 
 use self::group::{Between, Forming, Lease, form};
 
@@ -153,6 +153,10 @@ impl Mesh {
             Some(world) => rendezvous::mpi::meet(world, introduction, &deadline),
             None => meet(&launch, introduction, &deadline),
         })?;
+        if let Err(error) = phase("hosts", || check_hosts(&launch, exchange.roster())) {
+            exchange.give_up(&error);
+            return Err(error);
+        }
         let gpus_per_multimem_domain = launch.gpus_per_multimem_domain;
         let between = Between { network: &network, world };
         let forming = Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain, between };
@@ -273,6 +277,38 @@ impl Drop for Inner {
             tracing::warn!(%error, index = self.index, "a mesh was dropped before its executor was idle");
         }
     }
+}
+
+/// Compares the hosts that the launcher knows with those that came; members of one job alone can be on more.
+///
+/// Fewer are no error: a launcher may count shells or nodes, of which several share a machine.
+fn check_hosts(launch: &Launch, roster: &Roster) -> Result<()> {
+    let Some(told) = &launch.host_count else { return Ok(()) };
+    let mut found: Vec<(&str, usize)> = Vec::new();
+    for member in &roster.members {
+        let boot_id = member.introduction.process.boot_id.as_str();
+        if !found.iter().any(|(known, _)| *known == boot_id) {
+            found.push((boot_id, member.index));
+        }
+    }
+    let Some((_, beyond)) = found.get(told.value) else {
+        if found.len() < told.value {
+            let (index, said) = (launch.index.value, told.value);
+            tracing::info!("index {index}: {} says {said} hosts, these are {}", launch.launcher, found.len());
+        }
+        return Ok(());
+    };
+    let name = |index: &usize| {
+        let member = roster.members.iter().find(|member| member.index == *index);
+        member.map_or("", |member| member.introduction.process.host_name.as_str()).to_owned()
+    };
+    let names: Vec<String> = found.iter().map(|(_, index)| name(index)).collect();
+    Err(Error::Disagreed {
+        field: "the number of hosts".to_owned(),
+        mine: format!("{} ({}, index {})", told.value, told.origin, launch.index.value),
+        theirs: format!("{} machines: {}", found.len(), names.join(", ")),
+        index: *beyond,
+    })
 }
 
 /// Runs one phase: its name is in the trace, and in errors that say where a wait ended.

@@ -625,3 +625,50 @@ fn one_that_ends_before_it_registers_is_named_by_the_others_at_once() {
         assert_eq!(folder.names(), Vec::<String>::new(), "{}", ended.err);
     }
 }
+
+/// Starts two launchers of one run of four processes on this machine, as they would be started on two hosts.
+fn two_launchers(folder: &Folder, options: &[&str], script: &str) -> [Ended; 2] {
+    let directory = folder.0.to_str().expect("a plain name");
+    let run = ["-n", "2", "--hosts", "2", "--job", "pair", "--timeout", "60", "--directory", directory];
+    let arguments: Vec<&str> = run.iter().chain(options).chain(&["sh", "-c", script]).copied().collect();
+    let both = [Run::start(&arguments), Run::start(&arguments)];
+    both.map(Run::wait)
+}
+
+#[test]
+fn launchers_of_several_hosts_name_the_first_failure_of_all() {
+    let folder = Folder::new();
+    let script = "[ $UFORM_INDEX = 3 ] && { sleep 0.3; exit 7; }; exec sleep 1000";
+    let ended = two_launchers(&folder, &[], script);
+    for one in &ended {
+        assert_eq!(one.code, 7, "{}", one.err);
+        assert!(one.err.contains("index 3 "), "{}", one.err);
+        assert!(one.err.contains("failed first: exit code 7"), "{}", one.err);
+    }
+    assert_eq!(folder.names(), [""; 0], "what the launchers made is gone");
+}
+
+#[test]
+fn launchers_of_several_hosts_begin_again_and_write_files() {
+    let (folder, written) = (Folder::new(), Folder::new());
+    let script = r#"echo "attempt $UFORM_RESTART_COUNT of index $UFORM_INDEX in $UFORM_COUNT on $UFORM_HOST_COUNT"
+        echo "job $UFORM_JOB" >&2
+        [ $UFORM_RESTART_COUNT = 1 ] && exit 0
+        [ $UFORM_INDEX = 1 ] && exit 4
+        exec sleep 1000"#;
+    let output = written.0.to_str().expect("a plain name");
+    let ended = two_launchers(&folder, &["--max-restarts", "1", "--output", output], script);
+    for one in &ended {
+        assert_eq!((one.code, one.out.as_str()), (0, ""), "{}", one.err);
+        assert!(one.err.contains("failed first: exit code 4"), "{}", one.err);
+        assert!(one.err.contains("restart 1 of 1"), "{}", one.err);
+    }
+    let read = |name: String| std::fs::read_to_string(written.0.join(name)).expect("written");
+    let mut jobs = BTreeSet::new();
+    for index in 0..4 {
+        let out = read(format!("{index}.out"));
+        assert!(out.contains(&format!("attempt 1 of index {index} in 4 on 2")), "{out}");
+        jobs.insert(read(format!("{index}.err")).lines().last().expect("a line").to_owned());
+    }
+    assert_eq!(jobs.len(), 1, "one run id for all: {jobs:?}");
+}

@@ -660,9 +660,11 @@ fn launchers_of_several_hosts_begin_again_and_write_files() {
     let ended = two_launchers(&folder, &["--max-restarts", "1", "--output", output], script);
     for one in &ended {
         assert_eq!((one.code, one.out.as_str()), (0, ""), "{}", one.err);
-        assert!(one.err.contains("failed first: exit code 4"), "{}", one.err);
-        assert!(one.err.contains("restart 1 of 1"), "{}", one.err);
+        // A launcher that looks too late finds the first attempt over, and takes part in the second alone.
+        assert!(one.err.contains("attempt 2: index "), "{}", one.err);
     }
+    assert!(ended.iter().any(|one| one.err.contains("index 1 failed first: exit code 4")));
+    assert!(ended.iter().any(|one| one.err.contains("restart 1 of 1")));
     let read = |name: String| std::fs::read_to_string(written.0.join(name)).expect("written");
     let mut jobs = BTreeSet::new();
     for index in 0..4 {

@@ -74,6 +74,8 @@ enum State {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Plan {
     nonce: String,
+    /// How often the run had begun before.
+    restarts: u32,
     /// In the order of their indexes: the launcher's nonce, the host's name, and how many processes it starts.
     hosts: Vec<(String, String, usize)>,
 }
@@ -121,6 +123,8 @@ pub(super) struct Part {
     pub(super) count: usize,
     /// How many hosts the run has.
     pub(super) hosts: usize,
+    /// How often the run had begun before, the same for all hosts: one may have come too late to an attempt that failed soon.
+    pub(super) restarts: u32,
 }
 
 /// What was last seen of a launcher.
@@ -457,6 +461,7 @@ impl Hosts {
             first: plan.hosts.iter().take(place).map(|(_, _, processes)| processes).sum(),
             count: plan.hosts.iter().map(|(_, _, processes)| processes).sum(),
             hosts: plan.hosts.len(),
+            restarts: plan.restarts,
         };
         self.last = number;
         // From now on silence counts: what was seen before was of another state.
@@ -486,8 +491,14 @@ impl Hosts {
     fn propose(&self, runs: &[u64], waiting: &[Host]) -> Result<(), Failure> {
         let number = runs.last().map_or(1, |last| last + 1);
         let hosts = waiting.iter().take(self.range.most);
+        // What a run that is long gone left here is no earlier attempt of this one.
+        let before = runs.last().map(|last| self.plan(*last)).transpose()?.flatten();
+        let before = before.filter(|plan| {
+            plan.hosts.iter().any(|(nonce, _, _)| hosts.clone().any(|host| host.nonce == *nonce))
+        });
         let plan = Plan {
             nonce: random::nonce()?,
+            restarts: before.map_or(0, |plan| plan.restarts.saturating_add(1)),
             hosts: hosts.map(|host| (host.nonce.clone(), host.name.clone(), host.processes)).collect(),
         };
         let bytes = serde_json::to_vec(&plan).unwrap_or_default();

@@ -213,8 +213,8 @@ impl Job<'_> {
             let name = self.options.job.as_ref();
             let job = name.map_or_else(|| nonce.clone(), |name| format!("{name}-{nonce}"));
             let meeting = Meeting::open(self.options.directory.as_deref(), self.count, job)?;
-            let part = Part { number: 1, nonce, first: 0, count: self.count, hosts: 1 };
-            let ended = self.run_once(&part, restarts, &meeting, None)?;
+            let part = Part { number: 1, nonce, first: 0, count: self.count, hosts: 1, restarts };
+            let ended = self.run_once(&part, &meeting, None)?;
             meeting.close();
             if !ended.may_be_repeated() || restarts >= self.options.max_restarts {
                 return Ok(ended.exit_code());
@@ -238,7 +238,6 @@ impl Job<'_> {
     fn attempts(&mut self, place: &Place, directory: &Path, hosts: &mut Hosts) -> Result<i32, Failure> {
         let given = self.options.timeout.filter(|seconds| *seconds > 0.0);
         let timeout = given.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(MEETING);
-        let mut restarts = 0;
         loop {
             let mut asked = None;
             let events = &self.events;
@@ -261,7 +260,7 @@ impl Job<'_> {
             output::report(
                 &format!(
                     "attempt {}: index {} to {last} of {} here, on {} hosts ({})",
-                    restarts + 1,
+                    part.restarts.saturating_add(1),
                     part.first,
                     part.count,
                     part.hosts,
@@ -271,7 +270,7 @@ impl Job<'_> {
             );
             let job = format!("{}-{}", place.job, part.nonce);
             let meeting = Meeting::open(Some(directory), part.count, job)?;
-            let ended = match self.run_once(&part, restarts, &meeting, Some(hosts)) {
+            let ended = match self.run_once(&part, &meeting, Some(hosts)) {
                 Ok(ended) => ended,
                 Err(failure) => {
                     hosts.fail(None, failure.to_string(), failure.exit_code(), false);
@@ -279,10 +278,10 @@ impl Job<'_> {
                 }
             };
             meeting.close();
-            if !ended.may_be_repeated() || restarts >= self.options.max_restarts {
+            if !ended.may_be_repeated() || part.restarts >= self.options.max_restarts {
                 return Ok(ended.exit_code());
             }
-            restarts += 1;
+            let restarts = part.restarts + 1;
             output::report(&format!("restart {restarts} of {}", self.options.max_restarts), []);
         }
     }
@@ -291,7 +290,6 @@ impl Job<'_> {
     fn run_once(
         &self,
         part: &Part,
-        restarts: u32,
         meeting: &Meeting,
         hosts: Option<&mut Hosts>,
     ) -> Result<Outcome, Failure> {
@@ -301,7 +299,7 @@ impl Job<'_> {
         for local in 0..self.count {
             let index = part.first + local;
             let mut command = self.program.command();
-            variables::set(&mut command, self.options, meeting, &self.shares, (part, local, restarts));
+            variables::set(&mut command, self.options, meeting, &self.shares, (part, local, part.restarts));
             command.stdin(program::standard_input(index));
             let guard = guards.start(index)?;
             let started = self.shares.within(local, || Member::start(index, guard, &guards, &mut command));

@@ -35,7 +35,7 @@ def run_script(arguments: list[str]) -> None:
             runpy.run_path(arguments[0], run_name="__main__")
     except (SystemExit, KeyboardInterrupt):
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends here
         traceback.print_exc()
         index = os.environ.get("UFORM_INDEX")
         who = "this process" if index is None else f"index {index}"

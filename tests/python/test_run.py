@@ -27,7 +27,7 @@ except uform.LostError as error:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the interpreter with these arguments."""
     command = [sys.executable, *arguments]
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         command, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
     )
 

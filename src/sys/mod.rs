@@ -21,6 +21,7 @@ pub mod kernel;
 pub mod kfd;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod layout;
 pub mod network;
 pub mod numa;
 pub mod nvml;
@@ -35,4 +36,5 @@ mod span;
 #[cfg(not(feature = "mpi"))]
 pub use absent::mpi;
 pub use deadline::{CHECK_INTERVAL, Clock, Deadline, InterruptCheck};
+pub use layout::Layout;
 pub use span::{Element, Span, SpanMut};

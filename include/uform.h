@@ -277,10 +277,13 @@ typedef struct uform_call_options_t {
     void *progress_user;
     /** Where the handle of a deferred call goes; NULL waits for the call. See `uform_deferred_t`. */
     uform_deferred_t **deferred;
+    /** 1: the bits of a reduction of floats do not depend on how members are spread over hosts, which costs more between
+     *  hosts; 0: values of one host are combined first. The same on all members. */
+    uint64_t reproducible;
 } uform_call_options_t;
 
 /** All defaults of `uform_call_options_t`. */
-#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL, NULL, NULL, NULL}
+#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL, NULL, NULL, NULL, 0}
 
 /** What is asked of an executor of host threads. */
 typedef struct uform_host_options_t {
@@ -643,6 +646,22 @@ uform_status_t uform_mesh_all_reduce(uform_mesh_t const *mesh, void const *array
                                      uform_dtype_t dtype, uform_reduce_op_t op,
                                      uform_call_options_t const *options);
 
+/**
+ *  Reduces many arrays of all processes as one call, in place: packed together, agreed on once. It pays for small arrays.
+ *
+ *  @param arrays `array_count` of them, which must not overlap.
+ *  @param counts how many elements each has, the same numbers in the same order everywhere; else
+ *      `uform_status_disagreed_k`.
+ */
+uform_status_t uform_mesh_all_reduce_many(uform_mesh_t const *mesh, void *const *arrays, size_t const *counts,
+                                          size_t array_count, uform_dtype_t dtype, uform_reduce_op_t op,
+                                          uform_call_options_t const *options);
+
+/** Copies many arrays of `root` to all processes as one call; else as `uform_mesh_all_reduce_many`. */
+uform_status_t uform_mesh_broadcast_many(uform_mesh_t const *mesh, void *const *arrays, size_t const *counts,
+                                         size_t array_count, uform_dtype_t dtype, size_t root,
+                                         uform_call_options_t const *options);
+
 /** Copies the array of `root` to all processes. */
 uform_status_t uform_mesh_broadcast(uform_mesh_t const *mesh, void *array, size_t count, uform_dtype_t dtype,
                                     size_t root, uform_call_options_t const *options);
@@ -650,7 +669,7 @@ uform_status_t uform_mesh_broadcast(uform_mesh_t const *mesh, void *array, size_
 /**
  *  Puts the arrays of all processes one after the other, by index: `count` elements in, those of all out.
  *
- *  @param array what this process gives; it may be its own part of `out` if `counts` is NULL, and no other overlap is legal.
+ *  @param array what this process gives; it may be its own part of `out`, or all of `out`, and no other overlap is legal.
  *  @param counts NULL: all give `count`. Else how many elements each process gives, the same numbers everywhere; `count` is
  *      then not looked at.
  */
@@ -682,7 +701,8 @@ uform_status_t uform_mesh_reduce(uform_mesh_t const *mesh, void const *array, vo
 /**
  *  Gives every process one part of every other: the part for each process in, by index, and the part from each out.
  *
- *  @param array `count` elements for each process; it must not overlap `out`.
+ *  @param array `count` elements for each process; the same pointer as `out` with as many elements works in place, and no
+ *      other overlap is legal.
  *  @param send_counts NULL, as `receive_counts`: all parts have `count` elements. Else how many go to each process.
  *  @param receive_counts how many come from each process; a pair that counts differently is `uform_status_disagreed_k`.
  */

@@ -14,7 +14,8 @@ pub(super) struct Descriptor {
     pub(super) op: ReduceOp,
     pub(super) count: u64,
     pub(super) root: u64,
-    /// What the counts of its parts come to, 0 for equal parts.
+    /// What the counts of its parts come to, 0 for equal parts; of a verb without parts what its list of arrays comes to, with
+    /// the lowest bit for a reproducible one.
     pub(super) shape: u64,
     /// Where the array lies in an arena of the group; not compared.
     pub(super) lies: Option<Lies>,
@@ -34,6 +35,11 @@ impl Descriptor {
         Self { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, shape: 0, lies: None }
     }
 
+    /// Whether its parts are counted.
+    pub(super) const fn is_counted(&self) -> bool {
+        self.shape != 0 && has_parts(self.verb)
+    }
+
     /// The field in which two calls differ, if one does that matters for their verb.
     pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
         let is_rooted = is_rooted(self.verb);
@@ -50,6 +56,8 @@ impl Descriptor {
             Some("the count")
         } else if is_rooted && self.root != other.root {
             Some("the root")
+        } else if !has_parts(self.verb) && self.shape ^ other.shape == 1 {
+            Some("reproducible")
         } else if self.shape != other.shape {
             Some("the counts")
         } else {
@@ -61,6 +69,12 @@ impl Descriptor {
 impl std::fmt::Display for Descriptor {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} #{}", self.verb.word(), self.sequence)?;
+        if !has_parts(self.verb) && self.shape & 1 == 1 {
+            write!(formatter, " reproducible")?;
+        }
+        if !has_parts(self.verb) && self.shape > 1 {
+            write!(formatter, " of a list")?;
+        }
         match self.verb {
             Verb::AllReduce | Verb::ReduceScatter => {
                 write!(formatter, "({} {}, {})", self.count, self.dtype, self.op)
@@ -148,10 +162,18 @@ pub(super) const fn is_rooted(verb: Verb) -> bool {
     matches!(verb, Verb::Broadcast | Verb::Reduce | Verb::Gather | Verb::Scatter)
 }
 
+/// Whether arrays of the verb have a part for each seat.
+const fn has_parts(verb: Verb) -> bool {
+    matches!(verb, Verb::AllGather | Verb::Gather | Verb::Scatter | Verb::ReduceScatter | Verb::AllToAll)
+}
+
 /// Checks a call before it takes a number; gives its count: the elements of one part, of all parts if they are counted,
 /// and 0 for a counted all_to_all, whose members need not have the same.
 pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usize> {
     let size = call.dtype.size_bytes();
+    if call.input_layout.or(call.output_layout).is_some() {
+        return Err(Error::invalid("layout", "strided", "call", "must be packed before it comes to a group"));
+    }
     if matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter) {
         reduce::check(call.dtype, call.op)?;
     }
@@ -287,10 +309,7 @@ impl Counts {
             let total = total.filter(|total| total.checked_mul(call.dtype.size_bytes()).is_some());
             total.ok_or_else(|| wrong("is more than memory has addresses for".to_owned()))
         };
-        let is_counted = matches!(
-            call.verb,
-            Verb::AllGather | Verb::Gather | Verb::Scatter | Verb::ReduceScatter | Verb::AllToAll
-        );
+        let is_counted = has_parts(call.verb);
         let refuse = |argument: &str, counts: &[usize], reason: &str| {
             Err(Error::invalid(argument, format!("{counts:?}"), "call", reason))
         };
@@ -320,10 +339,12 @@ impl Counts {
 }
 
 /// What the counts of a call come to, the same for equal counts: 0 without, and 1 for all_to_all, where each pair compares
-/// its own.
+/// its own. For a verb without parts: its list of arrays, and whether it is reproducible.
 pub(super) fn shape(call: &Call<'_>) -> u64 {
     match call.counts {
-        None => 0,
+        // Verbs with parts reduce in the order of seats, whoever asks for it.
+        None if has_parts(call.verb) => 0,
+        None => (call.list << 1) | u64::from(call.reproducible),
         Some(_) if call.verb == Verb::AllToAll => 1,
         // A hash that finds mistakes, not malice: members of one run have proved its key.
         Some(counts) => counts

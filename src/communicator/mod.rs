@@ -22,7 +22,7 @@ pub use progress::{Progress, ProgressCallback};
 
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::{Deadline, Element, Span, SpanMut};
+use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// What one member asks of its group.
@@ -40,6 +40,9 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 /// - barrier: neither.
 ///
 /// With `counts`, part `seat` of an array of all seats has `counts[seat]` elements instead of n.
+///
+/// A communicator takes arrays whose elements follow each other; a mesh packs others first. An input may be the memory of the
+/// output only where a mesh made it a call in place.
 #[derive(Debug)]
 pub struct Call<'a> {
     /// The verb.
@@ -61,6 +64,15 @@ pub struct Call<'a> {
     pub input: Option<Span<'a>>,
     /// What this member gets.
     pub output: SpanMut<'a>,
+    /// Where the elements of `input` lie in it; `None` where they follow each other.
+    pub input_layout: Option<&'a Layout>,
+    /// Where the elements of `output` lie in it; `None` where they follow each other.
+    pub output_layout: Option<&'a Layout>,
+    /// Whether the bits of a reduction must not depend on how members are spread over hosts: values are then combined in the
+    /// order of seats alone, and each of them crosses to every host. The same on all members.
+    pub reproducible: bool,
+    /// Stands for the list of arrays that lie in `output` one after the other, equal for equal lists; 0 for a lone array.
+    pub list: u64,
     /// Who is told how far the call has come; what moves payload advances it by the bytes of `output` that are there.
     pub progress: Option<Progress<'a>>,
 }
@@ -98,6 +110,10 @@ impl<'a> Call<'a> {
             kernels: Table::SERIAL,
             input,
             output,
+            input_layout: None,
+            output_layout: None,
+            reproducible: false,
+            list: 0,
             progress: None,
         }
     }

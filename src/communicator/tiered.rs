@@ -6,8 +6,8 @@
 //! over the network between all members.
 //!
 //! Additions of an `all_reduce` are made in the order of seats within a host, and then in the order of hosts, whatever the
-//! size. Element types whose partial sums lose what the whole would keep (16-bit floats, and integers in an average) are
-//! added in the order of seats alone, without tiers.
+//! size. A reproducible call of floats goes without tiers, in the order of seats alone; and so do element types whose partial
+//! sums lose what the whole would keep (16-bit floats, and integers in an average).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl TieredCommunicator {
         let is_short = matches!(call.dtype, Dtype::F16 | Dtype::Bf16);
         let averages = call.op == ReduceOp::Average && !call.dtype.is_float();
         match call.verb {
-            Verb::AllReduce => !(adds && is_short || averages),
+            Verb::AllReduce => !(adds && is_short || averages || call.reproducible && call.dtype.is_float()),
             Verb::Broadcast => true,
             _ => false,
         }
@@ -320,6 +320,7 @@ impl Communicator for TieredCommunicator {
             op: call.op,
             count: count as u64,
             root: call.root as u64,
+            shape: descriptor::shape(&call),
             ..Descriptor::bare(call.verb, watch.sequence)
         };
         let entered = self.world.enter(&mut turn, &watch, &descriptor, inline.clone());

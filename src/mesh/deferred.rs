@@ -65,6 +65,35 @@ impl DeferredMesh {
         })
     }
 
+    /// Submits many calls of one verb that run as one: [`Mesh::run_many`], else as [`DeferredMesh::run`].
+    pub fn run_many<K: Send + 'static>(
+        &self,
+        verb: Verb,
+        owner: K,
+        make: impl for<'k> FnOnce(&'k mut K) -> Result<Vec<Call<'k>>> + Send + 'static,
+        deadline: Deadline<'static>,
+    ) -> Deferred<K> {
+        let mut owner = owner;
+        self.submit(verb, deadline, move |mesh, deadline| {
+            mesh.refusing(verb, || {
+                let calls = make(&mut owner)?;
+                mesh.check_many(verb, &calls)?;
+                mesh.carry_many(verb, calls, None, deadline)
+            })??;
+            Ok(owner)
+        })
+    }
+
+    /// As [`Mesh::all_reduce_many`]; gives the arrays back.
+    pub fn all_reduce_many<T: Element>(&self, arrays: Vec<Vec<T>>, op: ReduceOp) -> Deferred<Vec<Vec<T>>> {
+        self.many(Verb::AllReduce, arrays, op, 0)
+    }
+
+    /// As [`Mesh::broadcast_many`]; gives the arrays back.
+    pub fn broadcast_many<T: Element>(&self, arrays: Vec<Vec<T>>, root: usize) -> Deferred<Vec<Vec<T>>> {
+        self.many(Verb::Broadcast, arrays, ReduceOp::Sum, root)
+    }
+
     /// As [`Mesh::all_reduce`]; gives the array back.
     pub fn all_reduce<T: Element>(&self, array: Vec<T>, op: ReduceOp) -> Deferred<Vec<T>> {
         self.in_place(Verb::AllReduce, array, op, 0)
@@ -132,6 +161,24 @@ impl DeferredMesh {
         self.submit(Verb::Arena, deadline, move |mesh, deadline| {
             mesh.refusing(Verb::Arena, || mesh.arena_here(byte_count, deadline))
         })
+    }
+
+    fn many<T: Element>(
+        &self,
+        verb: Verb,
+        arrays: Vec<Vec<T>>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Deferred<Vec<Vec<T>>> {
+        self.run_many(
+            verb,
+            arrays,
+            move |arrays| {
+                let outputs = arrays.iter_mut().map(|array| SpanMut::of(&mut array[..]));
+                Ok(outputs.map(|output| Call::of::<T>(verb, op, root, None, output)).collect())
+            },
+            Mesh::patience(),
+        )
     }
 
     fn in_place<T: Element>(&self, verb: Verb, array: Vec<T>, op: ReduceOp, root: usize) -> Deferred<Vec<T>> {

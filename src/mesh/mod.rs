@@ -3,6 +3,7 @@
 //! The only room that joins what decides (`topology`) with what acts (`sys`, through the rooms above it).
 
 mod arena;
+mod arrays;
 mod deferred;
 mod group;
 mod mpi;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::communicator::Call;
+use crate::communicator::{Call, Progress};
 use crate::error::{Error, Result};
 use crate::executor::Hold;
-use crate::mesh::{Admission, Arena, Mesh};
+use crate::mesh::{Admission, Arena, Mesh, arrays};
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
@@ -47,28 +47,26 @@ impl Mesh {
     /// What can be said of a call without the group.
     pub(super) fn check_call(&self, call: &Call<'_>) -> Result<()> {
         check_verb(call.verb)?;
-        check_root(call.root, self.count())
+        check_root(call.root, self.count())?;
+        arrays::check(call, self.index())
     }
 
-    /// Runs a call whose turn has come.
+    /// Runs `moves` and reports what it advances of `total` bytes.
     ///
     /// With an executor, one whose progress is reported runs on its threads while the caller waits; without, the calling
     /// thread is one of them. Inside of the success is what became of the reports.
-    pub(super) fn carry(
+    pub(super) fn reported(
         &self,
-        mut call: Call<'_>,
+        verb: Verb,
+        (progress, total): (Option<Progress<'_>>, usize),
         executor: Option<&Hold>,
         deadline: &Deadline<'_>,
+        moves: impl FnOnce(&Deadline<'_>) -> Result<()> + Send,
     ) -> Result<Result<()>> {
-        call.kernels = self.executor().kernels();
-        call = self.one_sided(call)?;
-        let Some(progress) = call.progress.clone() else {
-            return self.communicator().run(call, deadline).map(Ok);
-        };
-        progress.start(call.output.byte_count() as u64);
-        let verb = call.verb;
+        let Some(progress) = progress else { return moves(deadline).map(Ok) };
+        progress.start(total as u64);
         let run = |deadline: &Deadline<'_>| {
-            self.communicator().run(call, deadline)?;
+            moves(deadline)?;
             Ok(progress.finish())
         };
         match executor {
@@ -78,6 +76,12 @@ impl Mesh {
                 Err(Error::Closed { what: verb.word().to_owned(), why })
             }),
         }
+    }
+
+    /// Hands a call whose arrays are contiguous to the group.
+    pub(super) fn to_group(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        call.kernels = self.executor().kernels();
+        self.communicator().run(self.one_sided(call)?, deadline)
     }
 
     /// Leaves a member only the arrays that it has a use for: on a mesh all members may give the same ones.

@@ -92,6 +92,10 @@ fn gathers(communicator: &dyn Communicator) {
                 input: None,
                 output: SpanMut::of(&mut output),
                 progress: None,
+                input_layout: None,
+                output_layout: None,
+                reproducible: false,
+                list: 0,
                 counts: None,
                 receive_counts: None,
             };
@@ -120,6 +124,10 @@ fn all_types(communicator: &dyn Communicator) {
                 input: None,
                 output,
                 progress: None,
+                input_layout: None,
+                output_layout: None,
+                reproducible: false,
+                list: 0,
                 counts: None,
                 receive_counts: None,
             };
@@ -154,6 +162,10 @@ fn disagreements(communicator: &dyn Communicator) {
             input: None,
             output,
             progress: None,
+            input_layout: None,
+            output_layout: None,
+            reproducible: false,
+            list: 0,
             counts: None,
             receive_counts: None,
         };

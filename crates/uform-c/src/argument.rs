@@ -226,21 +226,6 @@ pub(crate) unsafe fn span_mut<'a>(
     Ok(unsafe { SpanMut::from_raw(span.pointer().cast_mut(), span.byte_count()) })
 }
 
-/// Refuses arrays that share bytes.
-///
-/// # Errors
-/// `Invalid`.
-pub(crate) fn apart(input: Span<'_>, output: &SpanMut<'_>) -> Result<()> {
-    let (start, other) = (input.pointer().addr(), output.pointer().addr());
-    let (end, other_end) = (start + input.byte_count(), other + output.byte_count());
-    if input.is_empty() || output.is_empty() || end <= other || other_end <= start {
-        return Ok(());
-    }
-    let value = format!("{start:#x}..{end:#x}");
-    let reason = format!("overlaps out, {other:#x}..{other_end:#x}, and is not in place");
-    Err(Error::invalid("array", value, "argument", reason))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,24 +239,6 @@ mod tests {
         range("array", 8, Some(8), 8).expect("fits");
         assert!(byte_count(usize::MAX / 4, Dtype::F64).is_err());
         assert_eq!(byte_count(3, Dtype::F16).expect("fits"), 6);
-    }
-
-    #[test]
-    fn arrays_that_touch_do_not_overlap() {
-        let mut numbers = [0_u8; 16];
-        let base: *mut c_void = numbers.as_mut_ptr().cast();
-        let check = |input: usize, output: usize| {
-            // SAFETY: both ranges of 8 bytes lie in the array; nothing is read or written.
-            let (input, output) = unsafe {
-                (
-                    span("array", base.byte_add(input), 8, 1).expect("within"),
-                    span_mut("out", base.byte_add(output), 8, 1).expect("within"),
-                )
-            };
-            apart(input, &output).is_ok()
-        };
-        assert!(check(0, 8) && check(8, 0));
-        assert!(!check(0, 7) && !check(7, 0) && !check(4, 4));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) struct Calling {
     progress: Progress,
     progress_user: *mut c_void,
     deferred: Option<Out<*mut Deferred>>,
+    reproducible: bool,
 }
 
 /// A report of how far a call has come, as the core calls it.
@@ -41,6 +42,9 @@ impl Calling {
             // SAFETY: not null, so the caller vouches for a place.
             Some(unsafe { Out::handle(options.deferred, "deferred") }?)
         };
+        if options.reproducible > 1 {
+            return Err(Error::invalid("reproducible", options.reproducible, "options", "must be 0 or 1"));
+        }
         let deadline = uform::Mesh::verb_deadline(options.timeout_seconds)?;
         if deferred.is_some() && options.interrupt.is_some() {
             let reason = "ends a wait, and a deferred call waits for nobody; give it to uform_deferred_wait";
@@ -53,6 +57,7 @@ impl Calling {
             progress: options.progress,
             progress_user: options.progress_user,
             deferred,
+            reproducible: options.reproducible == 1,
         })
     }
 
@@ -78,6 +83,11 @@ impl Calling {
     /// Where the handle of a deferred call goes; `None` for one that is waited for.
     pub(crate) fn deferred(&self) -> Option<Out<*mut Deferred>> {
         self.deferred
+    }
+
+    /// Whether the bits of a reduction must not depend on how members are spread over hosts.
+    pub(crate) fn reproducible(&self) -> bool {
+        self.reproducible
     }
 
     /// The deadline of a deferred call.

@@ -19,17 +19,6 @@ use crate::payloads;
 use crate::structure::CallOptions;
 use crate::verbs;
 
-/// Where the one array of a verb in place lies in the output, in elements.
-#[derive(Clone, Copy)]
-enum InPlace {
-    /// The array is the output.
-    Whole,
-    /// The array is this member's part of the output.
-    Part,
-    /// There is no such form.
-    Never,
-}
-
 /// One call of a verb on arrays as C gave it; counts are elements.
 struct Request {
     verb: Verb,
@@ -39,7 +28,6 @@ struct Request {
     /// The array that is only read, `None` for a verb that works on its output alone.
     array: Option<(*const c_void, Count)>,
     out: (*mut c_void, Count),
-    in_place: InPlace,
     /// Null, or one for each member.
     counts: *const usize,
     /// The same, for what comes in where that is counted apart.
@@ -99,7 +87,6 @@ verbs! {
             root: 0,
             array: Some((array, part(count))),
             out: (out, part(count)),
-            in_place: InPlace::Whole,
             counts: std::ptr::null(),
             receive_counts: std::ptr::null(),
         })
@@ -121,7 +108,6 @@ verbs! {
             root,
             array: None,
             out: (array, part(count)),
-            in_place: InPlace::Whole,
             counts: std::ptr::null(),
             receive_counts: std::ptr::null(),
         })
@@ -144,7 +130,6 @@ verbs! {
             root: 0,
             array: Some((array, part(count))),
             out: (out, all(count)),
-            in_place: InPlace::Part,
             counts,
             receive_counts: std::ptr::null(),
         })
@@ -168,10 +153,35 @@ verbs! {
             root: 0,
             array: Some((array, all(count))),
             out: (out, part(count)),
-            in_place: InPlace::Never,
             counts,
             receive_counts: std::ptr::null(),
         })
+    }
+
+    /// Every member gets the reduction of all, of many arrays in one call.
+    fn uform_mesh_all_reduce_many(
+        mesh: *const Mesh,
+        arrays: *const *mut c_void,
+        counts: *const usize,
+        array_count: usize,
+        dtype: c_int,
+        op: c_int,
+        options: *const CallOptions,
+    ) {
+        run_many(mesh, options, (Verb::AllReduce, dtype, op, 0), (arrays, counts, array_count))
+    }
+
+    /// Every member gets the root's values, of many arrays in one call.
+    fn uform_mesh_broadcast_many(
+        mesh: *const Mesh,
+        arrays: *const *mut c_void,
+        counts: *const usize,
+        array_count: usize,
+        dtype: c_int,
+        root: usize,
+        options: *const CallOptions,
+    ) {
+        run_many(mesh, options, (Verb::Broadcast, dtype, SUM, root), (arrays, counts, array_count))
     }
 
     /// The root gets the reduction of all.
@@ -192,7 +202,6 @@ verbs! {
             root,
             array: Some((array, part(count))),
             out: (out, at_root(part(count))),
-            in_place: InPlace::Whole,
             counts: std::ptr::null(),
             receive_counts: std::ptr::null(),
         })
@@ -216,7 +225,6 @@ verbs! {
             root: 0,
             array: Some((array, all(count))),
             out: (out, all(count)),
-            in_place: InPlace::Never,
             counts: send_counts,
             receive_counts,
         })
@@ -240,7 +248,6 @@ verbs! {
             root,
             array: Some((array, part(count))),
             out: (out, at_root(all(count))),
-            in_place: InPlace::Never,
             counts,
             receive_counts: std::ptr::null(),
         })
@@ -264,7 +271,6 @@ verbs! {
             root,
             array: Some((array, at_root(all(count)))),
             out: (out, part(count)),
-            in_place: InPlace::Never,
             counts,
             receive_counts: std::ptr::null(),
         })
@@ -305,7 +311,6 @@ verbs! {
             root: 0,
             array: None,
             out: (std::ptr::null_mut(), part(0)),
-            in_place: InPlace::Whole,
             counts: std::ptr::null(),
             receive_counts: std::ptr::null(),
         })
@@ -374,6 +379,7 @@ struct Arrays {
     receive_counts: Option<Vec<usize>>,
     input: Option<Span<'static>>,
     output: SpanMut<'static>,
+    reproducible: bool,
     report: Option<Report>,
 }
 
@@ -384,6 +390,7 @@ impl Arrays {
         let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
         call.counts = self.counts.as_deref();
         call.receive_counts = self.receive_counts.as_deref();
+        call.reproducible = self.reproducible;
         call.progress = self.report.as_ref().map(|report| Progress::new(&**report));
         call
     }
@@ -399,6 +406,7 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
     let prepare = || {
         // SAFETY: the caller of this function keeps the same promise.
         let (mut arrays, calling) = unsafe { (arrays_of(&mesh.inner, &request)?, Calling::read(options)?) };
+        arrays.reproducible = calling.reproducible();
         arrays.report = calling.report();
         Ok((arrays, calling))
     };
@@ -412,6 +420,77 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
                 |arrays| Ok(arrays.call()),
                 calling.deadline(),
             );
+            deferred::give(place, submitted, |_| ());
+            Ok(())
+        }
+    }
+}
+
+/// Many arrays of one call, which stay where they are until it ends.
+struct List {
+    verb: Verb,
+    dtype: Dtype,
+    op: ReduceOp,
+    root: usize,
+    outputs: Vec<SpanMut<'static>>,
+    reproducible: bool,
+    report: Option<Report>,
+}
+
+impl List {
+    /// The calls as the core takes them.
+    fn calls(&mut self) -> Vec<Call<'_>> {
+        let (verb, dtype, op, root, reproducible) =
+            (self.verb, self.dtype, self.op, self.root, self.reproducible);
+        let progress = self.report.as_ref().map(|report| Progress::new(&**report));
+        let outputs = self.outputs.iter_mut().map(SpanMut::reborrow);
+        let calls = outputs.map(|output| {
+            let call = Call::new(verb, dtype, op, root, None, output);
+            Call { reproducible, progress: progress.clone(), ..call }
+        });
+        calls.collect()
+    }
+}
+
+/// Runs a verb on many arrays, or submits it.
+///
+/// # Safety
+/// `arrays` and `counts` are null or have so many entries, each array null or as many elements as its count; `options` as
+/// [`Calling::read`] wants it; the arrays and what the options point to until the call ends.
+unsafe fn run_many(
+    mesh: *const Mesh,
+    options: *const CallOptions,
+    (verb, dtype, op, root): (Verb, c_int, c_int, usize),
+    (arrays, counts, array_count): (*const *mut c_void, *const usize, usize),
+) -> Result<()> {
+    let mesh = handle::get::<Held>(mesh)?;
+    let prepare = || {
+        let dtype = argument::number("dtype", dtype, Dtype::from_number)?;
+        let op = argument::number("op", op, ReduceOp::from_number)?;
+        // SAFETY: the caller of this function vouches for so many entries of both.
+        let (arrays, counts) = unsafe {
+            (
+                argument::numbers("arrays", arrays, array_count)?.unwrap_or_default(),
+                argument::numbers("counts", counts, array_count)?.unwrap_or_default(),
+            )
+        };
+        let output = |(array, count): (&*mut c_void, &usize)| {
+            let bytes = argument::byte_count(*count, dtype)?;
+            // SAFETY: the caller of this function vouches for as many elements.
+            unsafe { argument::span_mut("arrays", *array, bytes, dtype.size_bytes()) }
+        };
+        let outputs = arrays.iter().zip(&counts).map(output).collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller of this function keeps the same promise.
+        let calling = unsafe { Calling::read(options) }?;
+        let (reproducible, report) = (calling.reproducible(), calling.report());
+        Ok((List { verb, dtype, op, root, outputs, reproducible, report }, calling))
+    };
+    let (mut list, calling) = telling(&mesh.inner, verb, prepare)?;
+    match calling.deferred() {
+        None => calling.run(|deadline| mesh.inner.run_many(verb, list.calls(), deadline)),
+        Some(place) => {
+            let deferred = mesh.inner.deferred(None);
+            let submitted = deferred.run_many(verb, list, |list| Ok(list.calls()), calling.deadline());
             deferred::give(place, submitted, |_| ());
             Ok(())
         }
@@ -449,35 +528,21 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
         Some((array, count)) => {
             let bytes = count.bytes(mesh, counts.as_deref(), dtype)?;
             // SAFETY: as above.
-            let input = unsafe { argument::span("array", array, bytes, size) }?;
-            // One that gives and gets nothing back has no array in place.
-            let in_place = if has(out_count) { request.in_place } else { InPlace::Never };
-            given(input, &output, in_place, mesh.index(), counts.as_deref())?
+            Some(unsafe { argument::span("array", array, bytes, size) }?)
         }
     };
-    Ok(Arrays { verb, dtype, op, root, counts, receive_counts, input, output, report: None })
-}
-
-/// The input of a call; `None` where the array lies in the output as the form in place wants it.
-fn given<'a>(
-    input: Span<'a>,
-    output: &SpanMut<'_>,
-    in_place: InPlace,
-    index: usize,
-    counts: Option<&[usize]>,
-) -> Result<Option<Span<'a>>> {
-    let place = match in_place {
-        InPlace::Whole => Some(output.pointer().addr()),
-        // The part of a counted array is not looked for in it.
-        InPlace::Part if counts.is_some() => None,
-        InPlace::Part => Some(output.pointer().addr() + index * input.byte_count()),
-        InPlace::Never => None,
-    };
-    if !input.is_empty() && place == Some(input.pointer().addr()) {
-        return Ok(None);
-    }
-    argument::apart(input, output)?;
-    Ok(Some(input))
+    Ok(Arrays {
+        verb,
+        dtype,
+        op,
+        root,
+        counts,
+        receive_counts,
+        input,
+        output,
+        reproducible: false,
+        report: None,
+    })
 }
 
 /// Asks the core for a verb that comes in a later version: what it answers is what the caller gets.

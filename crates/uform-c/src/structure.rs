@@ -87,6 +87,8 @@ versioned! {
         progress_user: *mut c_void = ptr::null_mut();
         /// Where the handle of a deferred call goes; null for a call that is waited for.
         deferred: *mut *mut Deferred = ptr::null_mut();
+        /// 1 for bits that do not depend on how members are spread over hosts.
+        reproducible: u64 = 0;
     }
 
     /// The place of one process in its run.

@@ -81,7 +81,7 @@ impl SharedCommunicator {
         }
         let (own, part_bytes) = (self.own, count.saturating_mul(size));
         let contribution_bytes = small::contribution_bytes(descriptor.verb, part_bytes, members);
-        let is_small = descriptor.shape == 0 && contribution_bytes <= INLINE_BYTES;
+        let is_small = !descriptor.is_counted() && contribution_bytes <= INLINE_BYTES;
         if is_small && let Some(contribution) = small::contribution(call, own, part_bytes)? {
             self.own_control().write_inline(watch.sequence, contribution)?;
         }
@@ -89,7 +89,7 @@ impl SharedCommunicator {
             self.own_control().write_inline(watch.sequence, Span::of(&pairs))?;
         }
         self.enter(watch, descriptor)?;
-        if count == 0 && descriptor.shape == 0 {
+        if count == 0 && !descriptor.is_counted() {
             return Ok(());
         }
         if is_small {

@@ -82,7 +82,7 @@ impl TcpCommunicator {
     ) -> Result<()> {
         let (own, members, size) = (self.own, self.seats.len(), descriptor.dtype.size_bytes());
         let count = usize::try_from(descriptor.count).unwrap_or(usize::MAX);
-        let is_counted = descriptor.shape != 0;
+        let is_counted = descriptor.is_counted();
         if descriptor.verb == Verb::Barrier || (count == 0 && !is_counted) {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use uform::Error;
-use uform::sys::{Span, SpanMut};
+use uform::sys::{Layout, Span, SpanMut};
 use uform::vocabulary::Dtype;
 
 use crate::error::{chained, invalid, to_python};
@@ -37,6 +37,8 @@ pub(crate) struct Buffer {
     dtype: Dtype,
     shape: Vec<usize>,
     read_only: bool,
+    /// Where the elements lie from `address` on; `None` where they follow each other.
+    layout: Option<Layout>,
     _owner: Owner,
 }
 
@@ -58,13 +60,30 @@ impl Buffer {
         if byte_count > 0 && description.address == 0 {
             return Err(refuse("has no memory"));
         }
-        if !is_contiguous(&description) {
-            return Err(refuse(
-                "must be C-contiguous; pass numpy.ascontiguousarray(array) and copy back what is written",
-            ));
-        }
+        let layout = match &description.strides {
+            Some(strides) if !is_contiguous(&description) => {
+                let layout = Layout::new(&description.shape, strides, item_bytes);
+                Some(layout.map_err(|error| refuse(&error.to_string()))?)
+            }
+            _ => None,
+        };
         let Description { address, dtype, shape, read_only, .. } = description;
-        Ok(Self { address, byte_count, dtype, shape, read_only, _owner: owner })
+        // The lowest element comes first in memory, and not the first one where strides are negative.
+        let (address, byte_count) = match &layout {
+            Some(layout) => (address.wrapping_sub(layout.offset()), layout.extent_bytes()),
+            None => (address, byte_count),
+        };
+        Ok(Self { address, byte_count, dtype, shape, read_only, layout, _owner: owner })
+    }
+
+    /// Takes `given` for reading, if its elements follow each other.
+    pub(crate) fn contiguous(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = Self::for_reading(argument, given)?;
+        if buffer.layout.is_some() {
+            let reason = "must be C-contiguous; pass numpy.ascontiguousarray(array)";
+            return Err(invalid(given.py(), argument, given, reason));
+        }
+        Ok(buffer)
     }
 
     /// Takes `given` for writing.
@@ -86,55 +105,85 @@ impl Buffer {
         &self.shape
     }
 
-    /// The bytes, for reading.
-    pub(crate) fn span(&self) -> Span<'_> {
-        // SAFETY: the owner keeps `byte_count` bytes readable while it lives, which the borrow of self outlasts; they are
-        // contiguous. Other Python threads may write them, as `from_raw` allows.
-        unsafe { Span::from_raw(self.address as *const u8, self.byte_count) }
+    /// Where the elements lie in the bytes; `None` where they follow each other.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.layout.as_ref()
     }
 
-    /// The bytes, for writing.
-    pub(crate) fn span_mut(&mut self) -> SpanMut<'_> {
-        // SAFETY: as in `span`; only `for_writing` leads here, which refuses read-only memory, and no Rust reference to
-        // Python's memory exists.
-        unsafe { SpanMut::from_raw(self.address as *mut u8, self.byte_count) }
+    /// The bytes, for reading: those between elements of a strided array are never touched.
+    pub(crate) fn span(&self) -> Span<'_> {
+        // SAFETY: the owner keeps `byte_count` bytes readable while it lives, or those of them that are elements of the
+        // layout, which the borrow of self outlasts. Other Python threads may write them, as `from_raw` allows.
+        unsafe { Span::from_raw(self.address as *const u8, self.byte_count) }
     }
 }
 
 /// As many as NumPy has.
 pub(crate) const MOST_DIMENSIONS: usize = 64;
 
+/// One array that is read, one that is written.
+pub(crate) type Pair = (Option<Buffer>, Option<Buffer>);
+
 /// The arrays of a call that goes on without the interpreter.
 ///
 /// They are given back by whoever is attached next once this is dropped, so that the thread that drops it need not be.
 pub(crate) struct Loan {
-    input: Option<(usize, usize)>,
-    output: Option<(usize, usize)>,
+    arrays: Vec<(Option<Lent>, Option<Lent>)>,
     _held: Py<Held>,
 }
+
+/// Address, bytes and layout of an array.
+type Lent = (usize, usize, Option<Layout>);
+
+/// The spans of a pair, and their layouts.
+pub(crate) type Spans<'a> = (Option<Span<'a>>, SpanMut<'a>, [Option<&'a Layout>; 2]);
 
 /// Arrays as an object, which any thread may let go.
 #[pyclass(frozen)]
 struct Held {
-    _arrays: (Option<Buffer>, Option<Buffer>),
+    _arrays: Vec<Pair>,
 }
 
 impl Loan {
-    /// `output` was taken for writing.
-    pub(crate) fn new(py: Python<'_>, input: Option<Buffer>, output: Option<Buffer>) -> PyResult<Self> {
-        let place = |buffer: &Buffer| (buffer.address, buffer.byte_count);
-        let places = (input.as_ref().map(place), output.as_ref().map(place));
-        Ok(Self { input: places.0, output: places.1, _held: Py::new(py, Held { _arrays: (input, output) })? })
+    /// What is written was taken for writing.
+    pub(crate) fn new(py: Python<'_>, arrays: Vec<Pair>) -> PyResult<Self> {
+        let lent = |buffer: &Buffer| (buffer.address, buffer.byte_count, buffer.layout.clone());
+        let pair = |(input, output): &Pair| (input.as_ref().map(lent), output.as_ref().map(lent));
+        Ok(Self { arrays: arrays.iter().map(pair).collect(), _held: Py::new(py, Held { _arrays: arrays })? })
     }
 
-    /// The bytes to read and those to write.
-    pub(crate) fn spans(&mut self) -> (Option<Span<'_>>, SpanMut<'_>) {
-        // SAFETY: the arrays are held by `_held`, which the borrow of self outlasts; see `Buffer::span`.
-        let input = self.input.map(|(address, bytes)| unsafe { Span::from_raw(address as *const u8, bytes) });
-        // SAFETY: as above; see `Buffer::span_mut`.
-        let output =
-            self.output.map(|(address, bytes)| unsafe { SpanMut::from_raw(address as *mut u8, bytes) });
-        (input, output.unwrap_or(SpanMut::empty()))
+    /// The bytes to read and those to write, of each pair.
+    pub(crate) fn spans(&mut self) -> impl Iterator<Item = Spans<'_>> {
+        self.arrays.iter_mut().map(|(input, output)| {
+            // SAFETY: the arrays are held by `_held`, which the borrow of self outlasts; see `Buffer::span`.
+            let read = |(address, bytes, _): &Lent| unsafe { Span::from_raw(*address as *const u8, *bytes) };
+            // SAFETY: as above; see `Buffer::span_mut`.
+            let write =
+                |(address, bytes, _): &Lent| unsafe { SpanMut::from_raw(*address as *mut u8, *bytes) };
+            let (input, output) = (&*input, &*output);
+            let place = output.as_ref().map_or(SpanMut::empty(), write);
+            (input.as_ref().map(read), place, [layout_of(input), layout_of(output)])
+        })
+    }
+}
+
+fn layout_of(lent: &Option<Lent>) -> Option<&Layout> {
+    lent.as_ref().and_then(|(_, _, layout)| layout.as_ref())
+}
+
+/// The spans of a pair that stays with its caller.
+pub(crate) fn spans((input, output): &mut Pair) -> Spans<'_> {
+    let span = input.as_ref().map(Buffer::span);
+    let layouts = [input.as_ref().and_then(Buffer::layout), None];
+    match output {
+        None => (span, SpanMut::empty(), layouts),
+        Some(output) => {
+            let (address, bytes) = (output.address as *mut u8, output.byte_count);
+            // SAFETY: as in `span`; only `for_writing` leads here, which refuses read-only memory, and no Rust reference to
+            // Python's memory exists.
+            let place = unsafe { SpanMut::from_raw(address, bytes) };
+            (span, place, [layouts[0], output.layout()])
+        }
     }
 }
 

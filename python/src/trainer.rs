@@ -164,7 +164,7 @@ fn arrays_of(parameters: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Buffer)>> {
     let items = parameters.cast::<PyMapping>().map_err(|_| refuse())?.items();
     for item in items.map_err(|cause| chained(py, refuse(), cause))?.iter() {
         let (name, array) = item.extract::<(String, Bound<'_, PyAny>)>().map_err(|_| refuse())?;
-        let buffer = Buffer::for_reading(&format!("parameter {name:?}"), &array)?;
+        let buffer = Buffer::contiguous(&format!("parameter {name:?}"), &array)?;
         arrays.push((name, buffer));
     }
     Ok(arrays)

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
 use uform::communicator::Call;
-use uform::sys::{Deadline, Span, SpanMut};
+use uform::sys::Deadline;
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Progress};
 
 use crate::argument;
-use crate::buffer::{Buffer, Loan, same_dtype};
+use crate::buffer::{self, Buffer, Loan, Pair, Spans, same_dtype};
 use crate::error::{invalid, to_python};
 use crate::interrupt::blocking;
 use crate::progress::Report;
@@ -48,6 +49,7 @@ pub(crate) struct Request<'a, 'py> {
     /// Their name and what it is.
     pub(crate) counts: (&'static str, Given<'a, 'py>),
     pub(crate) receive_counts: Given<'a, 'py>,
+    pub(crate) reproducible: Given<'a, 'py>,
     pub(crate) timeout_seconds: Given<'a, 'py>,
     pub(crate) progress: Given<'a, 'py>,
 }
@@ -55,38 +57,46 @@ pub(crate) struct Request<'a, 'py> {
 /// What the core needs of it.
 struct Arguments {
     form: Form,
-    input: Option<Buffer>,
-    output: Option<Buffer>,
+    arrays: Arrays,
     deadline: Deadline<'static>,
     report: Option<Arc<Report>>,
+}
+
+/// The arrays of one call, or those of each call of a list.
+#[allow(clippy::large_enum_variant, reason = "small calls must not allocate")]
+enum Arrays {
+    Pair(Pair),
+    List(Vec<Pair>),
 }
 
 /// A call without its arrays.
 struct Form {
     verb: Verb,
-    dtype: Dtype,
     op: ReduceOp,
     root: usize,
     counts: Option<Vec<usize>>,
     receive_counts: Option<Vec<usize>>,
+    reproducible: bool,
 }
 
 impl Form {
     fn call<'a>(
         &'a self,
-        input: Option<Span<'a>>,
-        output: SpanMut<'a>,
+        dtype: Dtype,
+        (input, output, [input_layout, output_layout]): Spans<'a>,
         progress: Option<Progress<'a>>,
     ) -> Call<'a> {
         let (counts, receive_counts) = (self.counts.as_deref(), self.receive_counts.as_deref());
-        let call = Call::new(self.verb, self.dtype, self.op, self.root, input, output);
-        Call { counts, receive_counts, progress, ..call }
+        let reproducible = self.reproducible;
+        let call = Call::new(self.verb, dtype, self.op, self.root, input, output);
+        Call { counts, receive_counts, input_layout, output_layout, reproducible, progress, ..call }
     }
 }
 
 /// Arrays and reports of a call that goes on without the interpreter.
 pub(crate) struct Lent {
     form: Form,
+    dtypes: Vec<Dtype>,
     loan: Loan,
     tell: Option<Box<dyn Fn(u64, u64) + Send + Sync>>,
 }
@@ -116,6 +126,7 @@ impl<'a, 'py> Request<'a, 'py> {
             root: None,
             counts: ("counts", None),
             receive_counts: None,
+            reproducible: None,
             timeout_seconds: None,
             progress: None,
         }
@@ -123,13 +134,24 @@ impl<'a, 'py> Request<'a, 'py> {
 
     /// Runs it to its end.
     pub(crate) fn run(self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<()> {
-        let Arguments { form, input, mut output, deadline, report } = self.arguments(py, mesh)?;
+        let Arguments { form, mut arrays, deadline, report } = self.arguments(py, mesh)?;
         let tell = |done, total| report.iter().for_each(|report| report.tell(done, total));
         let result = blocking(py, |interrupt| {
             let deadline = interrupt.map_or(deadline, |interrupt| deadline.interruptible(interrupt));
             let progress = report.as_ref().map(|_| Progress::new(&tell));
-            let output = output.as_mut().map_or(SpanMut::empty(), Buffer::span_mut);
-            mesh.run(form.call(input.as_ref().map(Buffer::span), output, progress), &deadline)
+            match &mut arrays {
+                Arrays::Pair(pair) => {
+                    let dtype = dtype_of(pair);
+                    mesh.run(form.call(dtype, buffer::spans(pair), progress), &deadline)
+                }
+                Arrays::List(pairs) => {
+                    let calls = pairs.iter_mut().map(|pair| {
+                        let dtype = dtype_of(pair);
+                        form.call(dtype, buffer::spans(pair), progress.clone())
+                    });
+                    mesh.run_many(form.verb, calls.collect(), &deadline)
+                }
+            }
         });
         match &report {
             Some(report) => report.outcome(py, result),
@@ -143,12 +165,20 @@ impl<'a, 'py> Request<'a, 'py> {
         py: Python<'py>,
         mesh: &uform::DeferredMesh,
     ) -> PyResult<(uform::Deferred<Lent>, Option<Arc<Report>>)> {
-        let Arguments { form, input, output, deadline, report } = self.arguments(py, mesh.mesh())?;
+        let Arguments { form, arrays, deadline, report } = self.arguments(py, mesh.mesh())?;
         let tell = report.clone().map(|report| {
             Box::new(move |done, total| report.tell(done, total)) as Box<dyn Fn(u64, u64) + Send + Sync>
         });
-        let lent = Lent { form, loan: Loan::new(py, input, output)?, tell };
-        let call = py.detach(|| mesh.run(self.verb, lent, |lent| Ok(lent.call()), deadline));
+        let (pairs, is_list) = match arrays {
+            Arrays::Pair(pair) => (vec![pair], false),
+            Arrays::List(pairs) => (pairs, true),
+        };
+        let (dtypes, verb) = (pairs.iter().map(dtype_of).collect(), self.verb);
+        let lent = Lent { form, dtypes, loan: Loan::new(py, pairs)?, tell };
+        let call = py.detach(|| match is_list {
+            true => mesh.run_many(verb, lent, |lent| Ok(lent.calls()), deadline),
+            false => mesh.run(verb, lent, Lent::call, deadline),
+        });
         Ok((call, report))
     }
 
@@ -171,25 +201,88 @@ impl<'a, 'py> Request<'a, 'py> {
         let counts = counts(self.counts.0, self.counts.1)?;
         let deadline = deadline(py, self.timeout_seconds)?;
         let report = self.progress.map(Report::new).transpose()?.map(Arc::new);
-        let (name, output) = self.output;
-        let output = output.map(|given| Buffer::for_writing(name, given)).transpose()?;
-        let input = self.input.map(|given| Buffer::for_reading("array", given)).transpose()?;
-        if let (Some(input), Some(output)) = (&input, &output) {
-            same_dtype(py, input, (name, output.dtype()))?;
-        }
-        let dtype = output.as_ref().or(input.as_ref()).map(Buffer::dtype).ok_or_else(|| {
-            invalid(py, "array", py.None().bind(py), "must be an array, where out is None too")
+        let reproducible = self.reproducible.map_or(Ok(false), |given| {
+            given.extract::<bool>().map_err(|_| invalid(py, "reproducible", given, "must be True or False"))
         })?;
-        let form = Form { verb: self.verb, dtype, op, root, counts, receive_counts };
-        Ok(Arguments { form, input, output, deadline, report })
+        let arrays = match self.list(py)? {
+            Some(pairs) => Arrays::List(pairs),
+            None => Arrays::Pair(pair(py, self.input, self.output)?),
+        };
+        let form = Form { verb: self.verb, op, root, counts, receive_counts, reproducible };
+        Ok(Arguments { form, arrays, deadline, report })
+    }
+
+    /// The pairs of a list or tuple of arrays; `None` for a lone array.
+    fn list(&self, py: Python<'py>) -> PyResult<Option<Vec<Pair>>> {
+        let (name, output) = self.output;
+        let inputs = self.input.map(items).transpose()?.flatten();
+        let outputs = output.map(items).transpose()?.flatten();
+        match (inputs, outputs) {
+            (None, None) => Ok(None),
+            (None, Some(outputs)) if self.input.is_none() => {
+                outputs.iter().map(|one| pair(py, None, (name, Some(one)))).collect::<PyResult<_>>().map(Some)
+            }
+            (Some(inputs), Some(outputs)) if inputs.len() == outputs.len() => {
+                let both = inputs.iter().zip(&outputs);
+                both.map(|(one, other)| pair(py, Some(one), (name, Some(other))))
+                    .collect::<PyResult<_>>()
+                    .map(Some)
+            }
+            _ => {
+                let none = py.None();
+                let given = output.unwrap_or(none.bind(py));
+                Err(invalid(
+                    py,
+                    name,
+                    given,
+                    "must be a list of as many arrays as array is, or both one array",
+                ))
+            }
+        }
     }
 }
 
+/// The items of a list or tuple; `None` for anything else.
+fn items<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+    let is_list = given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>();
+    if is_list { given.extract().map(Some) } else { Ok(None) }
+}
+
+/// Takes the arrays of one call.
+fn pair<'py>(
+    py: Python<'py>,
+    input: Given<'_, 'py>,
+    (name, output): (&'static str, Given<'_, 'py>),
+) -> PyResult<Pair> {
+    let output = output.map(|given| Buffer::for_writing(name, given)).transpose()?;
+    let input = input.map(|given| Buffer::for_reading("array", given)).transpose()?;
+    match (&input, &output) {
+        (Some(input), Some(output)) => same_dtype(py, input, (name, output.dtype()))?,
+        (None, None) => {
+            let reason = "must be an array, where out is None too";
+            return Err(invalid(py, "array", py.None().bind(py), reason));
+        }
+        _ => {}
+    }
+    Ok((input, output))
+}
+
+/// The element type of arrays, one of which is there.
+fn dtype_of((input, output): &Pair) -> Dtype {
+    output.as_ref().or(input.as_ref()).map_or(Dtype::U8, Buffer::dtype)
+}
+
 impl Lent {
-    fn call(&mut self) -> Call<'_> {
-        let progress = self.tell.as_deref().map(|tell| Progress::new(tell));
-        let (input, output) = self.loan.spans();
-        self.form.call(input, output, progress)
+    fn call(&mut self) -> uform::Result<Call<'_>> {
+        let none = || Error::invalid("array", "none", "argument", "must be given");
+        self.calls().pop().ok_or_else(none)
+    }
+
+    fn calls(&mut self) -> Vec<Call<'_>> {
+        let Self { form, dtypes, loan, tell } = self;
+        let progress = tell.as_deref().map(|tell| Progress::new(tell));
+        let spans = loan.spans().zip(dtypes.iter());
+        spans.map(|(spans, dtype)| form.call(*dtype, spans, progress.clone())).collect()
     }
 }
 
@@ -204,11 +297,13 @@ macro_rules! verbs {
             /// Every process gets the reduction of all.
             ///
             /// array: any shape, the same number of elements everywhere; of any type that
-            /// op is for.
+            /// op is for. A list or tuple of arrays is one call, agreed on once.
             /// out: like array; None works in place. The bits of the result are the same everywhere, and in every run.
+            /// reproducible: True makes them the same for any spread of processes over hosts, which costs more between hosts.
             #[pyo3(
-                signature = (array, /, op=None, *, out=None, timeout_seconds=None, progress=None),
-                text_signature = "($self, array, /, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, progress=None)"
+                signature = (array, /, op=None, *, out=None, reproducible=None, timeout_seconds=None, progress=None),
+                text_signature = "($self, array, /, op=uform.ReduceOp.SUM, *, out=None, reproducible=False, \
+                                  timeout_seconds=0.0, progress=None)"
             )]
             fn all_reduce(
                 &self,
@@ -216,11 +311,12 @@ macro_rules! verbs {
                 array: &Bound<'_, PyAny>,
                 op: $crate::verb::Given<'_, '_>,
                 out: $crate::verb::Given<'_, '_>,
+                reproducible: $crate::verb::Given<'_, '_>,
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
                 let request = $crate::verb::Request::new(Verb::AllReduce, array, out);
-                self.carry(py, $crate::verb::Request { op, timeout_seconds, progress, ..request })
+                self.carry(py, $crate::verb::Request { op, reproducible, timeout_seconds, progress, ..request })
             }
 
             /// The root gets the reduction of all.
@@ -228,9 +324,11 @@ macro_rules! verbs {
             /// array: any shape, the same number of elements everywhere. root: the index that gets it. op: as in all_reduce.
             /// out: like array, written at the root only; None works in place.
             #[pyo3(
-                signature = (array, /, root=None, op=None, *, out=None, timeout_seconds=None, progress=None),
-                text_signature = "($self, array, /, root=0, op=uform.ReduceOp.SUM, *, out=None, timeout_seconds=0.0, \
-                                  progress=None)"
+                signature = (
+                    array, /, root=None, op=None, *, out=None, reproducible=None, timeout_seconds=None, progress=None
+                ),
+                text_signature = "($self, array, /, root=0, op=uform.ReduceOp.SUM, *, out=None, reproducible=False, \
+                                  timeout_seconds=0.0, progress=None)"
             )]
             fn reduce(
                 &self,
@@ -239,11 +337,12 @@ macro_rules! verbs {
                 root: $crate::verb::Given<'_, '_>,
                 op: $crate::verb::Given<'_, '_>,
                 out: $crate::verb::Given<'_, '_>,
+                reproducible: $crate::verb::Given<'_, '_>,
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
                 let request = $crate::verb::Request::new(Verb::Reduce, array, out);
-                self.carry(py, $crate::verb::Request { root, op, timeout_seconds, progress, ..request })
+                self.carry(py, $crate::verb::Request { root, op, reproducible, timeout_seconds, progress, ..request })
             }
 
             /// Every process gets the root's values.
@@ -293,9 +392,11 @@ macro_rules! verbs {
             /// array: n * count elements. out: n elements of the same type. op: as in all_reduce. counts: how many elements each
             /// process gets, the same list everywhere, where they differ; array then has their sum.
             #[pyo3(
-                signature = (array, out, /, op=None, *, counts=None, timeout_seconds=None, progress=None),
-                text_signature = "($self, array, out, /, op=uform.ReduceOp.SUM, *, counts=None, timeout_seconds=0.0, \
-                                  progress=None)"
+                signature = (
+                    array, out, /, op=None, *, counts=None, reproducible=None, timeout_seconds=None, progress=None
+                ),
+                text_signature = "($self, array, out, /, op=uform.ReduceOp.SUM, *, counts=None, reproducible=False, \
+                                  timeout_seconds=0.0, progress=None)"
             )]
             fn reduce_scatter(
                 &self,
@@ -304,11 +405,13 @@ macro_rules! verbs {
                 out: &Bound<'_, PyAny>,
                 op: $crate::verb::Given<'_, '_>,
                 counts: $crate::verb::Given<'_, '_>,
+                reproducible: $crate::verb::Given<'_, '_>,
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
                 let request = $crate::verb::Request::between(Verb::ReduceScatter, array, out);
-                self.carry(py, $crate::verb::Request { op, counts: ("counts", counts), timeout_seconds, progress, ..request })
+                let request = $crate::verb::Request { op, counts: ("counts", counts), reproducible, ..request };
+                self.carry(py, $crate::verb::Request { timeout_seconds, progress, ..request })
             }
 
             /// Every process gets one part of every other, by index.

@@ -390,6 +390,7 @@ class Mesh:
         op: ReduceOp = ...,
         *,
         out: Any = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> None: ...
@@ -401,6 +402,7 @@ class Mesh:
         op: ReduceOp = ...,
         *,
         out: Any = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> None: ...
@@ -432,6 +434,7 @@ class Mesh:
         op: ReduceOp = ...,
         *,
         counts: Sequence[int] | None = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> None: ...
@@ -516,6 +519,7 @@ class DeferredMesh:
         op: ReduceOp = ...,
         *,
         out: Any = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> Deferred[None]: ...
@@ -527,6 +531,7 @@ class DeferredMesh:
         op: ReduceOp = ...,
         *,
         out: Any = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> Deferred[None]: ...
@@ -558,6 +563,7 @@ class DeferredMesh:
         op: ReduceOp = ...,
         *,
         counts: Sequence[int] | None = None,
+        reproducible: bool = False,
         timeout_seconds: float = 0.0,
         progress: _Progress | None = None,
     ) -> Deferred[None]: ...

@@ -8,6 +8,7 @@ mod harness;
 /// The roles of all modules; a module adds its own table as one line.
 const ROLES: &[&[(&str, harness::Role)]] = &[
     harness::ROLES,
+    conformance::arrays::ROLES,
     conformance::communicator::ROLES,
     conformance::deferred::ROLES,
     conformance::group::ROLES,

@@ -19,9 +19,9 @@ pub mod futex;
 pub mod host;
 pub mod kernel;
 pub mod kfd;
+mod layout;
 #[cfg(feature = "mpi")]
 pub mod mpi;
-mod layout;
 pub mod network;
 pub mod numa;
 pub mod nvml;

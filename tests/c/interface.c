@@ -289,6 +289,24 @@ static void use_arrays(uform_mesh_t const *mesh) {
     SUCCEED(uform_mesh_broadcast(mesh, out, LENGTH, uform_dtype_f64_k, own_count - 1, &options));
     EXPECT(out[LENGTH - 1] == 1e6 * (double)(own_count - 1) + LENGTH - 1);
 
+    {
+        void *many[3] = {out, out + 3, out + 5};
+        size_t lengths[3] = {3, 0, 7};
+        uform_call_options_t same_bits = UFORM_CALL_OPTIONS_INIT;
+        same_bits.reproducible = 1;
+        memcpy(out, array, LENGTH * sizeof *out);
+        SUCCEED(uform_mesh_all_reduce_many(mesh, many, lengths, 3, uform_dtype_f64_k, uform_reduce_op_sum_k, &same_bits));
+        EXPECT(out[2] == 1e6 * sum_of_indexes + (double)(own_count * 2) && out[3] == array[3]);
+        EXPECT(out[11] == 1e6 * sum_of_indexes + (double)(own_count * 11) && out[12] == array[12]);
+        SUCCEED(uform_mesh_broadcast_many(mesh, many, lengths, 3, uform_dtype_f64_k, 0, NULL));
+        many[1] = out + 2;
+        lengths[1] = 2;
+        REFUSE(invalid, "overlaps another", uform_mesh_broadcast_many(mesh, many, lengths, 3, uform_dtype_f64_k, 0, NULL));
+        same_bits.reproducible = 2;
+        REFUSE(invalid, "reproducible",
+               uform_mesh_all_reduce(mesh, out, out, 1, uform_dtype_f64_k, uform_reduce_op_sum_k, &same_bits));
+    }
+
     SUCCEED(uform_mesh_all_gather(mesh, array, out, LENGTH, NULL, uform_dtype_f64_k, &options));
     for (member = 0, holds = 1; member < own_count; member++) {
         holds = holds && out[member * LENGTH + 5] == 1e6 * (double)member + 5.0;

@@ -1,5 +1,6 @@
 //! One suite per trait, run against every backend.
 
+pub(crate) mod arrays;
 pub(crate) mod communicator;
 pub(crate) mod deferred;
 pub(crate) mod exchange;

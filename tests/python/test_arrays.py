@@ -40,12 +40,66 @@ def test_other_exporters_pass(mesh: uform.Mesh) -> None:
     mesh.all_reduce(array.array("l", [1]), out=np.zeros(1, dtype=np.int64))
 
 
-def test_strided_arrays_are_refused_with_the_remedy(mesh: uform.Mesh) -> None:
-    grid = np.zeros((4, 4), dtype=np.float32)
-    for strided in (grid[:, 1], grid[::2], grid.T, grid[::-1]):
-        with pytest.raises(uform.InvalidError, match="ascontiguousarray"):
-            mesh.all_reduce(strided)
-    mesh.all_reduce(grid[1:3])
+def test_strided_arrays_are_read_and_written_where_they_are(mesh: uform.Mesh) -> None:
+    for view in (
+        lambda grid: grid[:, 1],
+        lambda grid: grid[::2],
+        lambda grid: grid.T,
+        lambda grid: grid[::-1, ::-3],
+        lambda grid: grid[1:1, ::-1],
+    ):
+        grid = np.arange(30, dtype=np.float32).reshape(5, 6)
+        source = view(grid)
+        before = grid.copy()
+        mesh.all_reduce(source)
+        np.testing.assert_array_equal(grid, before)
+        for call in (mesh.all_reduce, mesh.broadcast, mesh.reduce):
+            target = np.full((5, 6), -1, dtype=np.float32)
+            call(source, out=view(target))
+            np.testing.assert_array_equal(view(target), source)
+            view(target)[...] = -1
+            assert (target == -1).all()
+        for two in (mesh.all_gather, mesh.reduce_scatter, mesh.all_to_all, mesh.gather, mesh.scatter):
+            target = np.full((5, 6), -1, dtype=np.float32)
+            two(source, view(target))
+            np.testing.assert_array_equal(view(target), source)
+    wide = np.broadcast_to(np.float32(3), (4,))
+    out = np.zeros(8, dtype=np.float32)
+    mesh.all_reduce(wide, out=out[::-2])
+    assert out.tolist() == [0, 3, 0, 3, 0, 3, 0, 3]
+    with pytest.raises(uform.InvalidError, match="two elements in one place"):
+        mesh.all_reduce(wide, out=np.lib.stride_tricks.as_strided(out, (4,), (0,)))
+
+
+def test_overlap_is_in_place_or_refused(mesh: uform.Mesh) -> None:
+    numbers = np.arange(10, dtype=np.float64)
+    mesh.all_reduce(numbers, out=numbers)
+    mesh.all_to_all(numbers[::2], numbers[::2])
+    mesh.all_reduce(numbers[::2], out=numbers[1::2])
+    assert numbers.tolist() == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
+    for array_, out in ((numbers[:5], numbers[1:6]), (numbers[::2], numbers[::-2][:5]), (numbers[:5], numbers[::2])):
+        if array_ is not out and np.shares_memory(array_, out):
+            with pytest.raises(uform.InvalidError, match="overlaps out"):
+                mesh.all_reduce(array_, out=out)
+
+
+def test_lists_are_one_call(mesh: uform.Mesh) -> None:
+    arrays = [np.ones(3, dtype=np.float32), np.ones((2, 2), dtype=np.int64)[:, 0], np.zeros(0)]
+    mesh.all_reduce(arrays, reproducible=True)
+    mesh.broadcast(tuple(arrays))
+    out = [np.zeros_like(one) for one in arrays]
+    mesh.all_reduce(arrays, out=out)
+    assert all(np.array_equal(one, other) for one, other in zip(arrays, out, strict=True))
+    mesh.all_reduce([])
+    mesh.deferred().all_reduce(arrays).wait()
+    with pytest.raises(uform.InvalidError, match="out"):
+        mesh.all_reduce(arrays, out=out[:2])
+    with pytest.raises(uform.InvalidError, match="overlaps another"):
+        mesh.broadcast([arrays[0], arrays[0]])
+    with pytest.raises(uform.InvalidError, match="one array at a time"):
+        mesh.all_gather(arrays, out)
+    with pytest.raises(uform.InvalidError, match="reproducible"):
+        mesh.all_reduce(arrays[0], reproducible=1)  # type: ignore[arg-type]
 
 
 def test_read_only_arrays_are_refused_as_output(mesh: uform.Mesh) -> None:

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
+use uform::sys::Layout;
 use uform::vocabulary::Dtype;
 
 use crate::buffer::{Description, Owner, PyView, dtype_of, is_contiguous};
@@ -44,8 +45,17 @@ pub(crate) fn take(
         Some(offset) => offset.extract::<usize>().map_err(|_| malformed("offset"))?,
         None => 0,
     };
-    let wanted = shape.iter().try_fold(dtype.size_bytes(), |bytes, extent| bytes.checked_mul(*extent));
-    let fits = wanted.and_then(|bytes| bytes.checked_add(offset)).is_some_and(|end| end <= view.byte_count());
+    // The first element may have others before it, where strides are negative.
+    let (before, wanted) = match &strides {
+        Some(strides) => match Layout::new(&shape, strides, dtype.size_bytes()) {
+            Ok(layout) => (layout.offset(), Some(layout.extent_bytes())),
+            Err(_) => return Err(malformed("strides")),
+        },
+        None => (0, shape.iter().try_fold(dtype.size_bytes(), |bytes, extent| bytes.checked_mul(*extent))),
+    };
+    let start = offset.checked_sub(before);
+    let end = start.zip(wanted).and_then(|(start, bytes)| start.checked_add(bytes));
+    let fits = end.is_some_and(|end| end <= view.byte_count());
     if !fits || !is_contiguous(&bytes) {
         return Err(malformed("data"));
     }

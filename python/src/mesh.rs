@@ -23,7 +23,7 @@ use crate::vocabulary::Enumeration;
 /// The processes of a run, joined; usable in `with`, which closes it.
 ///
 /// Its verbs are collective: all processes call the same ones in the same order. They work in place unless out is
-/// given, on C-contiguous arrays of host memory that have the buffer protocol, __array_interface__ or __dlpack__: those
+/// given, on arrays of host memory, of any strides (those that are not C-contiguous are copied), that have the buffer protocol, __array_interface__ or __dlpack__: those
 /// of NumPy, bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. They release the interpreter's
 /// lock, and Ctrl-C ends them; after that, as after LostError and TimedOutError, only close is legal.
 ///

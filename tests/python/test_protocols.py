@@ -50,7 +50,7 @@ def test_offsets_shapes_and_strides_are_read(mesh: uform.Mesh) -> None:
     assert out.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
     back = Producer([0.0] * 6, offset=3, shape=(2, 3), strides=(-3, 1))
     mesh.all_reduce(np.arange(6, dtype=np.float32), out=back)
-    assert back.values() == [3.0, 4.0, 5.0, 0.0, 1.0, 2.0]
+    assert back.values() == [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("flags", [capsule.READ_ONLY, 2])
@@ -211,7 +211,9 @@ def test_a_description_alone_is_enough(mesh: uform.Mesh) -> None:
         {"shape": ("3",)},
         {"shape": (1 << 62, 1 << 62)},
         {"strides": (1, 2, 3)},
-        {"strides": (8,)},
+        {"strides": (8,), "data": b"1234" * 3},
+        {"strides": (-4,), "data": b"1234" * 3},
+        {"strides": (1 << 62,)},
         {"strides": ("4",)},
         {"data": None},
         {"data": (0, False)},

@@ -28,6 +28,7 @@ ENUMERATIONS = {
 # The annotations of the interface are in the stub; the signatures at run time have none.
 OUT = "out=None, timeout_seconds=0.0, progress=None"
 REST = "timeout_seconds=0.0, progress=None"
+SAME = f"reproducible=False, {REST}"
 SIGNATURES = {
     "Executor.for_ram": "(threads=0, *, memory_domains=None, deferred_limit=0, cpu_class=None)",
     "Executor.on_pool": "(pool, /, *, memory_domains=None, deferred_limit=0, cpu_class=None)",
@@ -47,11 +48,11 @@ SIGNATURES = {
     "Mesh.topology": "(self, /)",
     "Mesh.arena": "(self, byte_count, /)",
     "Arena.array": "(self, shape, dtype=F32)",
-    "Mesh.all_reduce": f"(self, array, /, op=SUM, *, {OUT})",
-    "Mesh.reduce": f"(self, array, /, root=0, op=SUM, *, {OUT})",
+    "Mesh.all_reduce": f"(self, array, /, op=SUM, *, out=None, {SAME})",
+    "Mesh.reduce": f"(self, array, /, root=0, op=SUM, *, out=None, {SAME})",
     "Mesh.broadcast": f"(self, array, /, root=0, *, {OUT})",
     "Mesh.all_gather": f"(self, array, out, /, *, counts=None, {REST})",
-    "Mesh.reduce_scatter": f"(self, array, out, /, op=SUM, *, counts=None, {REST})",
+    "Mesh.reduce_scatter": f"(self, array, out, /, op=SUM, *, counts=None, {SAME})",
     "Mesh.all_to_all": f"(self, array, out, /, *, send_counts=None, receive_counts=None, {REST})",
     "Mesh.gather": f"(self, array, out, /, root=0, *, counts=None, {REST})",
     "Mesh.scatter": f"(self, array, out, /, root=0, *, counts=None, {REST})",
@@ -67,10 +68,10 @@ SIGNATURES = {
     "Mesh.close": "(self, /)",
     "Mesh.__enter__": "(self, /)",
     "Mesh.__exit__": "(self, kind, value, traceback, /)",
-    "DeferredMesh.all_reduce": f"(self, array, /, op=SUM, *, {OUT})",
+    "DeferredMesh.all_reduce": f"(self, array, /, op=SUM, *, out=None, {SAME})",
     "DeferredMesh.broadcast": f"(self, array, /, root=0, *, {OUT})",
     "DeferredMesh.all_gather": f"(self, array, out, /, *, counts=None, {REST})",
-    "DeferredMesh.reduce_scatter": f"(self, array, out, /, op=SUM, *, counts=None, {REST})",
+    "DeferredMesh.reduce_scatter": f"(self, array, out, /, op=SUM, *, counts=None, {SAME})",
     "DeferredMesh.barrier": "(self, *, timeout_seconds=0.0)",
     "DeferredMesh.exchange": "(self, payload, /, *, timeout_seconds=0.0)",
     "DeferredMesh.arena": "(self, byte_count, /)",

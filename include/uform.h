@@ -680,7 +680,7 @@ uform_status_t uform_mesh_all_gather(uform_mesh_t const *mesh, void const *array
 /**
  *  Reduces the arrays of all processes and gives each its part, by index: those of all in, `count` elements out.
  *
- *  @param array `count` elements for each process; it must not overlap `out`.
+ *  @param array `count` elements for each process; it must not overlap `out`, but may be all of it for one process.
  *  @param counts NULL: all get `count`. Else how many elements each process gets, the same numbers everywhere; `count` is
  *      then not looked at.
  */

@@ -23,9 +23,10 @@ use crate::vocabulary::Enumeration;
 /// The processes of a run, joined; usable in `with`, which closes it.
 ///
 /// Its verbs are collective: all processes call the same ones in the same order. They work in place unless out is
-/// given, on arrays of host memory, of any strides (those that are not C-contiguous are copied), that have the buffer protocol, __array_interface__ or __dlpack__: those
-/// of NumPy, bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. They release the interpreter's
-/// lock, and Ctrl-C ends them; after that, as after LostError and TimedOutError, only close is legal.
+/// given, on arrays of host memory that have the buffer protocol, __array_interface__ or __dlpack__: those of NumPy,
+/// bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. Arrays may have any strides; those that are
+/// not C-contiguous are copied. array and out may be the same memory or apart, and nothing between. Verbs release the
+/// interpreter's lock, and Ctrl-C ends them; after that, as after LostError and TimedOutError, only close is legal.
 ///
 /// timeout_seconds of a verb is its deadline; 0 means 1800. progress is called with (done, total) in bytes, at most 20
 /// times a second and a last time at the end, on threads of the executor. An exception in it ends its calls and is raised

@@ -592,7 +592,7 @@ static void use_wrong_arguments(uform_mesh_t const *mesh, uform_executor_t const
     REFUSE(invalid, "dtype = 99", uform_mesh_all_reduce(mesh, numbers, numbers, 1, (uform_dtype_t)99, sum, NULL));
     REFUSE(invalid, "op = 99", uform_mesh_all_reduce(mesh, numbers, numbers, 1, f64, (uform_reduce_op_t)99, NULL));
     REFUSE(invalid, "overlaps", uform_mesh_all_reduce(mesh, numbers + 1, numbers, 2, f64, sum, NULL));
-    REFUSE(invalid, "overlaps", uform_mesh_reduce_scatter(mesh, numbers, numbers, 2, NULL, f64, sum, NULL));
+    REFUSE(invalid, "overlaps", uform_mesh_reduce_scatter(mesh, numbers + 1, numbers, 2, NULL, f64, sum, NULL));
     REFUSE(invalid, "aligned", uform_mesh_all_reduce(mesh, bytes + 1, bytes + 1, 1, f64, sum, NULL));
     REFUSE(invalid, "count", uform_mesh_all_reduce(mesh, numbers, numbers, (size_t)-1, f64, sum, NULL));
     REFUSE(invalid, "root", uform_mesh_broadcast(mesh, numbers, 1, f64, own_count, NULL));

@@ -77,7 +77,11 @@ def test_overlap_is_in_place_or_refused(mesh: uform.Mesh) -> None:
     mesh.all_to_all(numbers[::2], numbers[::2])
     mesh.all_reduce(numbers[::2], out=numbers[1::2])
     assert numbers.tolist() == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
-    for array_, out in ((numbers[:5], numbers[1:6]), (numbers[::2], numbers[::-2][:5]), (numbers[:5], numbers[::2])):
+    for array_, out in (
+        (numbers[:5], numbers[1:6]),
+        (numbers[::2], numbers[::-2][:5]),
+        (numbers[:5], numbers[::2]),
+    ):
         if array_ is not out and np.shares_memory(array_, out):
             with pytest.raises(uform.InvalidError, match="overlaps out"):
                 mesh.all_reduce(array_, out=out)

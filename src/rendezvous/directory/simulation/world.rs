@@ -368,8 +368,10 @@ struct Open {
     path: PathBuf,
 }
 
-const ABSENT: i32 = libc::ENOENT;
-const STALE: i32 = libc::ESTALE;
+/// The numbers that Linux gives ENOENT, ESTALE and EIO.
+const ABSENT: i32 = 2;
+const STALE: i32 = 116;
+const UNANSWERED: i32 = 5;
 
 impl Open {
     fn failed(&self, name: &str, code: i32) -> Error {
@@ -382,7 +384,7 @@ impl Open {
         let mut state = state.ok_or_else(|| self.failed(name, STALE))?;
         let failing = state.weather.failing;
         if failing > 0 && state.draw(1000) < failing {
-            let code = if state.draw(2) == 0 { STALE } else { libc::EIO };
+            let code = if state.draw(2) == 0 { STALE } else { UNANSWERED };
             return Err(self.failed(name, code));
         }
         Ok(state)

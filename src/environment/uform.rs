@@ -27,7 +27,9 @@ pub(super) fn read(scene: &Scene<'_>) -> Result<Reply> {
         let index = reading.required(NAMES[2], local)?;
         found = found.on_host(Some(index), Some(reading.required(NAMES[3], local)?))?;
     }
-    found.host_count = reading.number("UFORM_HOST_COUNT")?;
+    if let Some(count) = reading.number("UFORM_HOST_COUNT")? {
+        found.host_count = Some(count);
+    }
     found.draws_fresh_jobs = by_launcher;
     let pid = reading.glance(LAUNCHER_PID).and_then(|text| text.parse().ok());
     found.distance = pid.and_then(|pid| scene.own.distance(pid));

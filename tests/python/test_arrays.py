@@ -41,13 +41,14 @@ def test_other_exporters_pass(mesh: uform.Mesh) -> None:
 
 
 def test_strided_arrays_are_read_and_written_where_they_are(mesh: uform.Mesh) -> None:
-    for view in (
+    views: tuple[Callable[[Any], Any], ...] = (
         lambda grid: grid[:, 1],
         lambda grid: grid[::2],
         lambda grid: grid.T,
         lambda grid: grid[::-1, ::-3],
         lambda grid: grid[1:1, ::-1],
-    ):
+    )
+    for view in views:
         grid = np.arange(30, dtype=np.float32).reshape(5, 6)
         source = view(grid)
         before = grid.copy()
@@ -88,7 +89,7 @@ def test_overlap_is_in_place_or_refused(mesh: uform.Mesh) -> None:
 
 
 def test_lists_are_one_call(mesh: uform.Mesh) -> None:
-    arrays = [np.ones(3, dtype=np.float32), np.ones((2, 2), dtype=np.int64)[:, 0], np.zeros(0)]
+    arrays: list[Any] = [np.ones(3, dtype=np.float32), np.ones((2, 2), dtype=np.int64)[:, 0], np.zeros(0)]
     mesh.all_reduce(arrays, reproducible=True)
     mesh.broadcast(tuple(arrays))
     out = [np.zeros_like(one) for one in arrays]

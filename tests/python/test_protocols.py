@@ -45,9 +45,9 @@ def test_offsets_shapes_and_strides_are_read(mesh: uform.Mesh) -> None:
     mesh.all_reduce(Producer([], shape=(0, 3), strides=(7, 7)))
     mesh.all_reduce(Producer([1.0] * 6, shape=(2, 1, 3), strides=(3, 99, 1)))
     turned = Producer([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], shape=(3, 2), strides=(1, 3))
-    out = np.zeros((3, 2), dtype=np.float32)
-    mesh.all_reduce(turned, out=out)
-    assert out.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
+    grid = np.zeros((3, 2), dtype=np.float32)
+    mesh.all_reduce(turned, out=grid)
+    assert grid.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
     back = Producer([0.0] * 6, offset=3, shape=(2, 3), strides=(-3, 1))
     mesh.all_reduce(np.arange(6, dtype=np.float32), out=back)
     assert back.values() == [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0]

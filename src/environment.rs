@@ -18,6 +18,7 @@ mod own;
 mod pals;
 mod pmi;
 mod reading;
+pub mod record;
 mod seen;
 mod slurm;
 mod torchrun;

@@ -26,6 +26,7 @@ pub mod environment;
 pub mod error;
 pub mod executor;
 pub mod mesh;
+pub mod recorder;
 pub mod rendezvous;
 pub mod sys;
 pub mod topology;

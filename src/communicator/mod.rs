@@ -9,6 +9,7 @@ mod handshake;
 pub mod mpi;
 mod parts;
 mod progress;
+pub mod recorded;
 mod reduce;
 pub mod shared;
 mod small;
@@ -21,6 +22,7 @@ pub(crate) use handshake::derived_key;
 pub use progress::{Progress, ProgressCallback};
 
 use crate::error::{Error, Result};
+use crate::recorder::{Mark, Site};
 use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
@@ -75,6 +77,10 @@ pub struct Call<'a> {
     pub list: u64,
     /// Who is told how far the call has come; what moves payload advances it by the bytes of `output` that are there.
     pub progress: Option<Progress<'a>>,
+    /// Where in the user's code it was made.
+    pub site: Site,
+    /// Its place in this member's record; a recorded group puts it here.
+    pub mark: Option<Mark<'a>>,
 }
 
 impl<'a> Call<'a> {
@@ -115,6 +121,8 @@ impl<'a> Call<'a> {
             reproducible: false,
             list: 0,
             progress: None,
+            site: Site::default(),
+            mark: None,
         }
     }
 
@@ -122,6 +130,22 @@ impl<'a> Call<'a> {
     #[must_use]
     pub fn counted(self, counts: &'a [usize], receive_counts: Option<&'a [usize]>) -> Self {
         Self { counts: Some(counts), receive_counts, ..self }
+    }
+
+    /// Records the number of the call in its group.
+    #[inline]
+    pub fn numbered(&self, sequence: u64) {
+        if let Some(mark) = self.mark {
+            mark.numbered(sequence);
+        }
+    }
+
+    /// Records that all members have made the call.
+    #[inline]
+    pub fn matched(&self) {
+        if let Some(mark) = self.mark {
+            mark.matched();
+        }
     }
 }
 

@@ -375,6 +375,7 @@ impl Communicator for TcpCommunicator {
             prepared.inspect_err(|error| self.refuse(call.verb, error))?;
         }
         let watch = self.watch(call.verb, deadline);
+        call.numbered(watch.sequence);
         let descriptor = Descriptor {
             sequence: watch.sequence,
             verb: call.verb,
@@ -386,6 +387,7 @@ impl Communicator for TcpCommunicator {
             lies: None,
         };
         let entered = self.enter(&mut turn, &watch, &descriptor, inline.clone());
+        let entered = entered.inspect(|()| call.matched());
         let result = entered.and_then(|()| self.carry(&mut turn, &watch, &descriptor, &inline, &mut call));
         self.finish(&mut turn, &watch, result)
     }

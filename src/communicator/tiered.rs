@@ -315,6 +315,7 @@ impl Communicator for TieredCommunicator {
             prepared.inspect_err(|error| self.refuse(call.verb, error))?;
         }
         let watch = self.world.watch(call.verb, deadline);
+        call.numbered(watch.sequence);
         let descriptor = Descriptor {
             dtype: call.dtype,
             op: call.op,
@@ -324,6 +325,7 @@ impl Communicator for TieredCommunicator {
             ..Descriptor::bare(call.verb, watch.sequence)
         };
         let entered = self.world.enter(&mut turn, &watch, &descriptor, inline.clone());
+        let entered = entered.inspect(|()| call.matched());
         let carried = entered.and_then(|()| self.carry(&mut turn, &watch, &inline, &mut call, deadline));
         self.finish(&mut turn, &watch, carried)
     }

@@ -4,6 +4,7 @@ use super::{Arena, Mesh};
 use crate::communicator::Call;
 use crate::error::Result;
 use crate::executor::Deferred;
+use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
@@ -47,6 +48,7 @@ impl DeferredMesh {
     ///
     /// The call's errors are those of [`Mesh::run`]. `Contended` if the executor is held and its line is full: the peers
     /// are told, and a retry may succeed. `TimedOut` also if the deadline passed before its turn came.
+    #[track_caller]
     pub fn run<K: Send + 'static>(
         &self,
         verb: Verb,
@@ -55,9 +57,13 @@ impl DeferredMesh {
         deadline: Deadline<'static>,
     ) -> Deferred<K> {
         let mut owner = owner;
+        let site = Site::caller();
         self.submit(verb, deadline, move |mesh, deadline| {
             mesh.refusing(verb, || {
-                let call = make(&mut owner)?;
+                let mut call = make(&mut owner)?;
+                if call.site == Site::default() {
+                    call.site = site;
+                }
                 mesh.check_call(&call)?;
                 mesh.carry(call, None, deadline)
             })??;
@@ -95,21 +101,25 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::all_reduce`]; gives the array back.
+    #[track_caller]
     pub fn all_reduce<T: Element>(&self, array: Vec<T>, op: ReduceOp) -> Deferred<Vec<T>> {
         self.in_place(Verb::AllReduce, array, op, 0)
     }
 
     /// As [`Mesh::broadcast`]; gives the array back.
+    #[track_caller]
     pub fn broadcast<T: Element>(&self, array: Vec<T>, root: usize) -> Deferred<Vec<T>> {
         self.in_place(Verb::Broadcast, array, ReduceOp::Sum, root)
     }
 
     /// As [`Mesh::all_gather`]; gives `array` and `out` back.
+    #[track_caller]
     pub fn all_gather<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
         self.with_output(Verb::AllGather, array, out, ReduceOp::Sum, 0)
     }
 
     /// As [`Mesh::reduce_scatter`]; gives `array` and `out` back.
+    #[track_caller]
     pub fn reduce_scatter<T: Element>(
         &self,
         array: Vec<T>,
@@ -120,26 +130,31 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::reduce`]; gives the array back.
+    #[track_caller]
     pub fn reduce<T: Element>(&self, array: Vec<T>, root: usize, op: ReduceOp) -> Deferred<Vec<T>> {
         self.in_place(Verb::Reduce, array, op, root)
     }
 
     /// As [`Mesh::gather`]; gives `array` and `out` back.
+    #[track_caller]
     pub fn gather<T: Element>(&self, array: Vec<T>, out: Vec<T>, root: usize) -> Deferred<(Vec<T>, Vec<T>)> {
         self.with_output(Verb::Gather, array, out, ReduceOp::Sum, root)
     }
 
     /// As [`Mesh::scatter`]; gives `array` and `out` back.
+    #[track_caller]
     pub fn scatter<T: Element>(&self, array: Vec<T>, out: Vec<T>, root: usize) -> Deferred<(Vec<T>, Vec<T>)> {
         self.with_output(Verb::Scatter, array, out, ReduceOp::Sum, root)
     }
 
     /// As [`Mesh::all_to_all`]; gives `array` and `out` back.
+    #[track_caller]
     pub fn all_to_all<T: Element>(&self, array: Vec<T>, out: Vec<T>) -> Deferred<(Vec<T>, Vec<T>)> {
         self.with_output(Verb::AllToAll, array, out, ReduceOp::Sum, 0)
     }
 
     /// As [`Mesh::barrier`].
+    #[track_caller]
     pub fn barrier(&self, deadline: Deadline<'static>) -> Deferred<()> {
         self.run(
             Verb::Barrier,
@@ -150,9 +165,11 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::exchange`].
+    #[track_caller]
     pub fn exchange(&self, payload: Vec<u8>, deadline: Deadline<'static>) -> Deferred<Vec<Vec<u8>>> {
+        let site = Site::caller();
         self.submit(Verb::Exchange, deadline, move |mesh, deadline| {
-            mesh.refusing(Verb::Exchange, || mesh.exchange_here(&payload, deadline))
+            mesh.refusing(Verb::Exchange, || mesh.exchange_here(&payload, site, deadline))
         })
     }
 
@@ -181,6 +198,7 @@ impl DeferredMesh {
         )
     }
 
+    #[track_caller]
     fn in_place<T: Element>(&self, verb: Verb, array: Vec<T>, op: ReduceOp, root: usize) -> Deferred<Vec<T>> {
         self.run(
             verb,
@@ -190,6 +208,7 @@ impl DeferredMesh {
         )
     }
 
+    #[track_caller]
     fn with_output<T: Element>(
         &self,
         verb: Verb,

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Inner, Mesh, in_phase, network, order, phase};
+use super::{Inner, Mesh, in_phase, network, order, phase, record};
 use crate::communicator::Communicator;
+use crate::communicator::recorded::RecordedCommunicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
 use crate::environment::interface::Network;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
+use crate::recorder::Recorder;
 use crate::rendezvous::Exchange;
 use crate::sys::mpi::World;
 use crate::sys::{Deadline, process};
@@ -35,6 +37,8 @@ pub(super) struct Forming<'a> {
     pub(super) gpus_per_multimem_domain: usize,
     /// What members of several hosts are connected by.
     pub(super) between: Between<'a>,
+    /// The record of the mesh that it is a part of; `None` begins one.
+    pub(super) recorder: Option<&'a Arc<Recorder>>,
 }
 
 /// What members of several hosts are connected by.
@@ -114,7 +118,9 @@ fn connect(
     forming: Forming<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let Forming { name, executor, lease, gpus_per_multimem_domain, between } = forming;
+    let Forming { name, executor, lease, gpus_per_multimem_domain, between, recorder } = forming;
+    // Before the others wait for this member.
+    let records = phase("environment", record::read)?;
     let index = exchange.index();
     let roster = exchange.roster().clone();
     let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
@@ -127,6 +133,18 @@ fn connect(
         None => phase("communicators", || join(proof, &group, deadline))?,
         Some(_) => network::join(exchange, proof, &topology, &group, &between, deadline)?,
     };
+    let (recorder, communicator) = match recorder {
+        Some(recorder) => {
+            let recorder = Arc::clone(recorder);
+            let group = RecordedCommunicator::part(communicator, Arc::clone(&recorder), &group.name);
+            (recorder, group)
+        }
+        None => {
+            let recorder = phase("record", || record::open(&records, &topology, index))?;
+            let group = RecordedCommunicator::world(communicator, Arc::clone(&recorder), &group.name);
+            (recorder, group)
+        }
+    };
     let inner = Inner {
         index,
         topology,
@@ -134,6 +152,7 @@ fn connect(
         name: group.name,
         lease: Mutex::new(own.or(lease)),
         communicator,
+        recorder,
         key: exchange.key().clone(),
         network: between.network.clone(),
         split_count: AtomicU64::new(0),

@@ -9,6 +9,7 @@ mod group;
 mod mpi;
 mod network;
 mod order;
+mod record;
 mod split;
 mod verbs;
 
@@ -28,6 +29,7 @@ use crate::environment::interface::Network;
 use crate::environment::{Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
+use crate::recorder::Recorder;
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
 use crate::sys::mpi::{Handle as MpiCommunicator, World};
@@ -71,6 +73,7 @@ struct Inner {
     network: Network,
     /// How many groups were made of its members.
     split_count: AtomicU64,
+    recorder: Arc<Recorder>,
     closed: AtomicBool,
     /// The process that made it: a forked child must not touch what its parent shares with peers.
     pid: u32,
@@ -160,7 +163,8 @@ impl Mesh {
         }
         let gpus_per_multimem_domain = launch.gpus_per_multimem_domain;
         let between = Between { network: &network, world };
-        let forming = Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain, between };
+        let forming =
+            Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain, between, recorder: None };
         form(exchange.as_mut(), listener, forming, &deadline)
     }
 
@@ -178,7 +182,14 @@ impl Mesh {
     ) -> Result<Self> {
         let network = phase("environment", network::read)?;
         let between = Between { network: &network, world: None };
-        let forming = Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain: 0, between };
+        let forming = Forming {
+            name: RUN,
+            executor,
+            lease: None,
+            gpus_per_multimem_domain: 0,
+            between,
+            recorder: None,
+        };
         form(exchange.as_mut(), listener, forming, deadline)
     }
 
@@ -216,6 +227,12 @@ impl Mesh {
     #[must_use]
     pub fn describe(&self) -> MeshDescription {
         self.inner.topology.describe(self.inner.index)
+    }
+
+    /// The record of this member's last calls.
+    #[must_use]
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.inner.recorder
     }
 
     /// The group of all members, for rooms above.

@@ -8,6 +8,7 @@ use super::{Mesh, RUN};
 use crate::communicator::derived_key;
 use crate::communicator::shared::Listener;
 use crate::error::{Error, Result};
+use crate::recorder::Site;
 use crate::rendezvous::{Exchange, Reason, RunKey};
 use crate::sys::Deadline;
 use crate::topology::{Member, Process, Roster};
@@ -50,6 +51,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`] while all members meet, and as [`Mesh::bootstrap`] for those of one color, who all get the same.
+    #[track_caller]
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Self>> {
         self.split_within(color, key, &Self::patience())
     }
@@ -58,16 +60,18 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::split`].
+    #[track_caller]
     pub fn split_within(
         &self,
         color: Option<u64>,
         key: i64,
         deadline: &Deadline<'_>,
     ) -> Result<Option<Self>> {
+        let site = Site::caller();
         self.refusing(Verb::Split, || {
             self.check_open()?;
             let _admission = self.admitted(Verb::Split, deadline)?;
-            self.split_here(color, key, deadline)
+            self.split_here(color, key, site, deadline)
         })
     }
 
@@ -77,6 +81,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::split`].
+    #[track_caller]
     pub fn domain(&self, domain: MeshDomain) -> Result<Self> {
         self.domain_within(domain, &Self::patience())
     }
@@ -85,6 +90,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::split`].
+    #[track_caller]
     pub fn domain_within(&self, domain: MeshDomain, deadline: &Deadline<'_>) -> Result<Self> {
         let first = self.topology().members_of(domain, self.index()).first().copied();
         let part = self.split_within(Some(first.unwrap_or(self.index()) as u64), 0, deadline)?;
@@ -95,12 +101,18 @@ impl Mesh {
     }
 
     /// A split whose turn has come.
-    fn split_here(&self, color: Option<u64>, key: i64, deadline: &Deadline<'_>) -> Result<Option<Self>> {
+    fn split_here(
+        &self,
+        color: Option<u64>,
+        key: i64,
+        site: Site,
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<Self>> {
         // Without a socket this member still tells the others: it gives up where they would wait for it.
         let listener = if color.is_some() { Some(Listener::open()) } else { None };
         let socket = listener.as_ref().and_then(|opened| opened.as_ref().ok()).map(Listener::address);
         let own = Choice { color, key, socket: socket.unwrap_or_default() };
-        let said = self.exchange_as(Verb::Split, &own.to_bytes(), deadline)?;
+        let said = self.exchange_as((Verb::Split, site), &own.to_bytes(), deadline)?;
         let number = self.inner.split_count.fetch_add(1, Ordering::Relaxed) + 1;
         let choices = said.iter().enumerate().map(|(index, bytes)| {
             Choice::from_bytes(bytes).ok_or_else(|| Error::Disagreed {
@@ -115,7 +127,7 @@ impl Mesh {
             Some(color) => group_name(color, number, &self.inner.name),
             None => String::new(),
         };
-        let mut assembly = Assembly::new(self, &choices, color, &name);
+        let mut assembly = Assembly::new((self, site), &choices, color, &name);
         let formed = color.map(|_| match listener {
             Some(Err(error)) => {
                 assembly.give_up(&error);
@@ -129,6 +141,7 @@ impl Mesh {
                     lease,
                     gpus_per_multimem_domain: 0,
                     between: Between { network: &self.inner.network, world: None },
+                    recorder: Some(&self.inner.recorder),
                 };
                 form(&mut assembly, listener.and_then(Result::ok), forming, deadline)
             }
@@ -206,6 +219,8 @@ impl Word {
 /// The members of one color, who exchange in rounds that all members of the mesh make together.
 struct Assembly<'a> {
     mesh: &'a Mesh,
+    /// Where the split was called.
+    site: Site,
     /// The indexes in the mesh, by index in the part.
     seats: Vec<usize>,
     index: usize,
@@ -217,7 +232,7 @@ struct Assembly<'a> {
 }
 
 impl<'a> Assembly<'a> {
-    fn new(mesh: &'a Mesh, choices: &[Choice], color: Option<u64>, name: &str) -> Self {
+    fn new((mesh, site): (&'a Mesh, Site), choices: &[Choice], color: Option<u64>, name: &str) -> Self {
         let with_color = |seat: &usize| color.is_some() && choices[*seat].color == color;
         let mut seats = (0..choices.len()).filter(with_color).collect::<Vec<_>>();
         seats.sort_by_key(|seat| (choices[*seat].key, *seat));
@@ -233,6 +248,7 @@ impl<'a> Assembly<'a> {
             key: derived_key(&mesh.inner.key, name),
             last: Word::Done,
             is_broken: false,
+            site,
             mesh,
             seats,
         }
@@ -244,7 +260,7 @@ impl<'a> Assembly<'a> {
 
     /// Says one word to all members of the mesh, and hears theirs.
     fn round(&mut self, word: &Word, deadline: &Deadline<'_>) -> Result<Vec<Option<Word>>> {
-        let said = self.mesh.exchange_as(Verb::Split, &word.to_bytes(), deadline);
+        let said = self.mesh.exchange_as((Verb::Split, self.site), &word.to_bytes(), deadline);
         // Whatever ended one round ends all later ones.
         self.is_broken |= said.is_err();
         Ok(said?.iter().map(|bytes| Word::from_bytes(bytes)).collect())

@@ -6,6 +6,7 @@ use crate::communicator::{Call, Progress};
 use crate::error::{Error, Result};
 use crate::executor::Hold;
 use crate::mesh::{Admission, Arena, Mesh, arrays};
+use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
@@ -34,8 +35,10 @@ impl Mesh {
     /// # Errors
     /// `Contended`, `Closed`, `Invalid` and `Unsupported` before anything moves; `Disagreed`, after which the mesh stays
     /// usable; `Lost`, `TimedOut` and `Interrupted`, after which only `close` is legal.
-    pub fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+    #[track_caller]
+    pub fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let verb = call.verb;
+        call.site = call.site.or_caller();
         self.refusing(verb, || {
             self.check_open()?;
             self.check_call(&call)?;
@@ -141,6 +144,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn all_reduce<T: Element>(&self, array: &mut [T], op: ReduceOp) -> Result<()> {
         self.typed(Verb::AllReduce, op, 0, None, array)
     }
@@ -149,6 +153,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn broadcast<T: Element>(&self, array: &mut [T], root: usize) -> Result<()> {
         self.typed(Verb::Broadcast, ReduceOp::Sum, root, None, array)
     }
@@ -157,6 +162,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn all_gather<T: Element>(&self, array: &[T], out: &mut [T]) -> Result<()> {
         self.typed(Verb::AllGather, ReduceOp::Sum, 0, Some(Span::of(array)), out)
     }
@@ -165,6 +171,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn reduce_scatter<T: Element>(&self, array: &[T], out: &mut [T], op: ReduceOp) -> Result<()> {
         self.typed(Verb::ReduceScatter, op, 0, Some(Span::of(array)), out)
     }
@@ -173,6 +180,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn reduce<T: Element>(&self, array: &mut [T], root: usize, op: ReduceOp) -> Result<()> {
         self.typed(Verb::Reduce, op, root, None, array)
     }
@@ -182,6 +190,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn gather<T: Element>(&self, array: &[T], out: &mut [T], root: usize) -> Result<()> {
         self.typed(Verb::Gather, ReduceOp::Sum, root, Some(Span::of(array)), out)
     }
@@ -190,6 +199,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn scatter<T: Element>(&self, array: &[T], out: &mut [T], root: usize) -> Result<()> {
         self.typed(Verb::Scatter, ReduceOp::Sum, root, Some(Span::of(array)), out)
     }
@@ -199,6 +209,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn all_to_all<T: Element>(&self, array: &[T], out: &mut [T]) -> Result<()> {
         self.typed(Verb::AllToAll, ReduceOp::Sum, 0, Some(Span::of(array)), out)
     }
@@ -207,6 +218,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`].
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.typed::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, &mut [])
     }
@@ -215,35 +227,42 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`], and `Exhausted` where this member cannot hold what all of them give.
+    #[track_caller]
     pub fn exchange(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        let site = Site::caller();
         self.refusing(Verb::Exchange, || {
             self.check_open()?;
             let _admission = self.admitted(Verb::Exchange, deadline)?;
-            self.exchange_here(payload, deadline)
+            self.exchange_here(payload, site, deadline)
         })
     }
 
     /// An exchange whose turn has come.
-    pub(super) fn exchange_here(&self, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
-        self.exchange_as(Verb::Exchange, payload, deadline)
+    pub(super) fn exchange_here(
+        &self,
+        payload: &[u8],
+        site: Site,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.exchange_as((Verb::Exchange, site), payload, deadline)
     }
 
     /// An exchange that members compare and messages name as another verb.
     pub(super) fn exchange_as(
         &self,
-        verb: Verb,
+        (verb, site): (Verb, Site),
         payload: &[u8],
         deadline: &Deadline<'_>,
     ) -> Result<Vec<Vec<u8>>> {
         let count = self.count();
         let mut lengths = vec![0_u64; count];
-        self.gather_equal(verb, &[payload.len() as u64], &mut lengths, deadline)?;
+        self.gather_equal((verb, site), &[payload.len() as u64], &mut lengths, deadline)?;
         let longest = lengths.iter().max().copied().unwrap_or(0);
         let mut all = zeroed(longest, count)?;
         let longest = longest as usize;
         let mut padded = zeroed(longest as u64, 1)?;
         padded[..payload.len()].copy_from_slice(payload);
-        self.gather_equal(verb, &padded, &mut all, deadline)?;
+        self.gather_equal((verb, site), &padded, &mut all, deadline)?;
         let parts = lengths.iter().enumerate();
         Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
     }
@@ -280,15 +299,17 @@ impl Mesh {
     /// One gathering of a call that holds the executor already.
     fn gather_equal<T: Element>(
         &self,
-        verb: Verb,
+        (verb, site): (Verb, Site),
         own: &[T],
         all: &mut [T],
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        let call = Call::of::<T>(verb, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
+        let mut call = Call::of::<T>(verb, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
+        call.site = site;
         self.communicator().run(call, deadline)
     }
 
+    #[track_caller]
     fn typed<T: Element>(
         &self,
         verb: Verb,

@@ -1,4 +1,4 @@
-//! How much CPU time a thread of this process has used.
+//! Clocks: how much CPU time a thread of this process has used, and a counter that is read in a few nanoseconds.
 
 use std::time::Duration;
 
@@ -22,9 +22,62 @@ pub fn thread_time(number: i32) -> Option<Duration> {
     (code == 0).then(|| Duration::new(seconds, nanoseconds))
 }
 
+/// A counter of time that is read in a few nanoseconds: the processor's own where all cores have one and the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticks {
+    is_counter: bool,
+}
+
+impl Ticks {
+    /// The best counter of this machine.
+    #[must_use]
+    pub fn choose() -> Self {
+        Self { is_counter: cfg!(target_arch = "x86_64") && has_counter() }
+    }
+
+    /// The time now. Its unit is the counter's: two moments that are known by both clocks tell it.
+    #[inline]
+    #[must_use]
+    pub fn now(self) -> u64 {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_counter {
+            // SAFETY: every processor of this architecture has the instruction, and `choose` found that the kernel itself
+            // takes time from it.
+            return unsafe { std::arch::x86_64::_rdtsc() };
+        }
+        nanoseconds(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic))
+    }
+}
+
+/// Nanoseconds since 1970 by the clock of this host.
+#[must_use]
+pub fn wall() -> u64 {
+    nanoseconds(rustix::time::clock_gettime(rustix::time::ClockId::Realtime))
+}
+
+fn nanoseconds(time: rustix::time::Timespec) -> u64 {
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    part(time.tv_sec).wrapping_mul(1_000_000_000).wrapping_add(part(time.tv_nsec))
+}
+
+/// Whether the kernel takes time from the processor's counter, which then runs alike on all cores and never stops.
+fn has_counter() -> bool {
+    let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let source = std::fs::read_to_string(path).unwrap_or_default();
+    matches!(source.trim(), "tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_counter_goes_forward() {
+        let ticks = Ticks::choose();
+        let (start, wall_start) = (ticks.now(), wall());
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(ticks.now() > start && wall() > wall_start && wall_start > 1_600_000_000_000_000_000);
+    }
 
     #[test]
     fn a_thread_that_works_uses_time_and_one_that_has_ended_has_none() {

@@ -20,6 +20,7 @@ pub mod host;
 pub mod kernel;
 pub mod kfd;
 mod layout;
+pub mod mapped;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod network;

@@ -96,6 +96,8 @@ fn gathers(communicator: &dyn Communicator) {
                 output_layout: None,
                 reproducible: false,
                 list: 0,
+                site: Default::default(),
+                mark: None,
                 counts: None,
                 receive_counts: None,
             };
@@ -128,6 +130,8 @@ fn all_types(communicator: &dyn Communicator) {
                 output_layout: None,
                 reproducible: false,
                 list: 0,
+                site: Default::default(),
+                mark: None,
                 counts: None,
                 receive_counts: None,
             };
@@ -166,6 +170,8 @@ fn disagreements(communicator: &dyn Communicator) {
             output_layout: None,
             reproducible: false,
             list: 0,
+            site: Default::default(),
+            mark: None,
             counts: None,
             receive_counts: None,
         };

@@ -208,6 +208,7 @@ impl Communicator for SharedCommunicator {
         let mut turn = self.gate.begin(call.verb)?;
         turn.sequence += 1;
         let watch = Watch::new(call.verb, turn.sequence, self.gate.suffix(), deadline);
+        call.numbered(turn.sequence);
         let descriptor = Descriptor {
             sequence: turn.sequence,
             verb: call.verb,

@@ -89,6 +89,7 @@ impl SharedCommunicator {
             self.own_control().write_inline(watch.sequence, Span::of(&pairs))?;
         }
         self.enter(watch, descriptor)?;
+        call.matched();
         if count == 0 && !descriptor.is_counted() {
             return Ok(());
         }

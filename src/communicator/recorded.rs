@@ -1,0 +1,175 @@
+//! A group whose calls are recorded, whatever carries them: when they are entered, matched and left, and how they end.
+
+use std::sync::Arc;
+
+use super::{Call, Communicator, SharedArena};
+use crate::error::{Error, Result};
+use crate::recorder::{Entered, Recorder, Site};
+use crate::sys::Deadline;
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// A communicator beside the record of this member.
+pub struct RecordedCommunicator {
+    inner: Arc<dyn Communicator>,
+    recorder: Arc<Recorder>,
+    group: u32,
+    /// Whether closing the group ends the record.
+    owns_record: bool,
+}
+
+impl RecordedCommunicator {
+    /// The group of the whole run: closing it ends the record.
+    #[must_use]
+    pub fn world(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>, name: &str) -> Arc<Self> {
+        let group = recorder.group(name);
+        Arc::new(Self { inner, recorder, group, owns_record: true })
+    }
+
+    /// A group within the run, whose calls go into the same record.
+    #[must_use]
+    pub fn part(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>, name: &str) -> Arc<Self> {
+        let group = recorder.group(name);
+        Arc::new(Self { inner, recorder, group, owns_record: false })
+    }
+}
+
+impl Communicator for RecordedCommunicator {
+    fn seat(&self) -> usize {
+        self.inner.seat()
+    }
+
+    fn count(&self) -> usize {
+        self.inner.count()
+    }
+
+    fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let bytes = match call.output.byte_count() {
+            0 => call.input.map_or(0, |input| input.byte_count()),
+            output => output,
+        };
+        let mark = self.recorder.enter(Entered {
+            group: self.group,
+            verb: call.verb,
+            dtype: call.dtype,
+            op: call.op,
+            count: (bytes / call.dtype.size_bytes()) as u64,
+            root: call.root,
+            site: call.site,
+        });
+        let result = self.inner.run(Call { mark: Some(mark), ..call }, deadline);
+        mark.left(&result);
+        result.map_err(|error| self.recorder.reported(error))
+    }
+
+    fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
+        let mark = self.recorder.enter(Entered {
+            group: self.group,
+            verb: Verb::Arena,
+            dtype: Dtype::U8,
+            op: ReduceOp::Sum,
+            count: byte_count as u64,
+            root: 0,
+            site: Site::default(),
+        });
+        let result = self.inner.arena(byte_count, deadline);
+        mark.left(&result);
+        result.map_err(|error| self.recorder.reported(error))
+    }
+
+    fn refuse(&self, verb: Verb, reason: &Error) {
+        self.inner.refuse(verb, reason);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+        if self.owns_record {
+            self.recorder.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::Identity;
+    use crate::sys::{Span, SpanMut};
+    use crate::vocabulary::Status;
+
+    /// A group that agrees with whatever is called, and fails in a broadcast.
+    struct Agreeing;
+
+    impl Communicator for Agreeing {
+        fn seat(&self) -> usize {
+            0
+        }
+
+        fn count(&self) -> usize {
+            2
+        }
+
+        fn run(&self, call: Call<'_>, _: &Deadline<'_>) -> Result<()> {
+            call.numbered(7);
+            call.matched();
+            match call.verb {
+                Verb::Broadcast => {
+                    let phase = "broadcast #7".to_owned();
+                    Err(Error::Lost { index: 1, host: "h".to_owned(), pid: 5, phase })
+                }
+                _ => Ok(()),
+            }
+        }
+
+        fn arena(&self, _: usize, _: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
+            Err(Error::unsupported("an arena", "of this test"))
+        }
+
+        fn refuse(&self, _: Verb, _: &Error) {}
+
+        fn close(&self) {}
+    }
+
+    #[test]
+    fn calls_are_recorded_and_a_failure_names_its_report() {
+        let nonce = crate::sys::random::nonce().expect("random");
+        let folder = std::env::temp_dir().join(format!("uform-recorded-{nonce}"));
+        let place = crate::recorder::Place {
+            folder: folder.clone(),
+            user: None,
+            run: "run 1".to_owned(),
+            is_temporary: true,
+            reclaims: true,
+        };
+        let identity = Identity { count: 2, pid: crate::sys::process::pid(), ..Identity::default() };
+        let recorder = Arc::new(Recorder::open(&identity, Some(&place)).expect("memory is free"));
+        let path = recorder.path().expect("the folder is writable").to_owned();
+        let group = RecordedCommunicator::world(Arc::new(Agreeing), recorder, "run");
+        let deadline = Deadline::after(std::time::Duration::from_secs(60));
+        let mut array = [1.0f32, 2.0, 3.0];
+        let (input, output) = (Span::of(&array).to_vec(), SpanMut::of(&mut array));
+        let mut call = Call::of::<f32>(Verb::AllReduce, ReduceOp::Max, 0, Some(Span::of(&input[..])), output);
+        call.site = Site::named("train.py", 12);
+        group.run(call, &deadline).expect("agreed");
+        assert!(group.arena(4096, &deadline).is_err());
+        let call = Call::of::<f64>(Verb::Broadcast, ReduceOp::Sum, 1, None, SpanMut::empty());
+        let error = group.run(call, &deadline).expect_err("it is lost").to_string();
+        let run = path.parent().expect("in a folder");
+        assert!(error.contains("broadcast #7 (see: uform report") && error.contains("run_1"), "{error}");
+        assert!(std::fs::read_to_string(run.join(format!("index-0.{}.txt", identity.pid))).is_ok());
+        group.close();
+
+        let record = crate::recorder::read(&path).expect("whole");
+        let calls = record.calls.iter().map(|call| (call.to_string(), call.outcome)).collect::<Vec<_>>();
+        let expected = [
+            ("all_reduce #7(3 f32, max) at train.py:12", Status::Success),
+            ("arena", Status::Unsupported),
+            ("broadcast #7(0 f64, root 1)", Status::Lost),
+        ];
+        for ((text, outcome), (wanted, status)) in calls.iter().zip(expected) {
+            assert_eq!((text.to_lowercase().as_str(), *outcome), (wanted, Some(status)));
+        }
+        let first = &record.calls[0];
+        assert!(first.matched >= Some(first.entered) && first.left >= first.matched);
+        assert!(record.has_failed && record.is_closed && record.begun == 3);
+        std::fs::remove_dir_all(folder).expect("kept after a failure");
+    }
+}

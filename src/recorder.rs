@@ -1,0 +1,311 @@
+//! The last calls of one member, with times, in a mapped file that outlives the process: always on, read by reports.
+//!
+//! Writing costs a few nanoseconds and never waits. Reading ([`read`]) believes nothing of what it finds.
+
+mod folder;
+mod layout;
+mod read;
+mod report;
+mod site;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+pub use self::folder::{KEPT_RUNS, Place};
+pub use self::layout::CALLS;
+pub use self::read::{Moment, Record, RecordedCall, read, read_folder};
+pub use self::site::Site;
+
+use self::layout::{
+    ANCHORS, CALL_BYTES, FILE_BYTES, GROUPS, HEADER_WORDS, Header, TEXT_BYTES, call_offset, group_offset,
+    site_offset,
+};
+use crate::error::{Error, Result};
+use crate::sys::clock::{self, Ticks};
+use crate::sys::mapped::Mapped;
+use crate::sys::{Span, process};
+use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// Who records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The index in the run, and how many members the run has.
+    pub index: usize,
+    /// How many members the run has.
+    pub count: usize,
+    /// The name of the run.
+    pub run: String,
+    /// The host's name.
+    pub host: String,
+    /// The kernel's boot identity.
+    pub boot_id: String,
+    /// The process.
+    pub pid: u32,
+    /// When it started, in clock ticks after boot.
+    pub start_ticks: u64,
+    /// Its command line.
+    pub command: String,
+}
+
+/// What is recorded of a call when it is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entered {
+    /// The number of the group, of [`Recorder::group`].
+    pub group: u32,
+    /// The verb.
+    pub verb: Verb,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The operation.
+    pub op: ReduceOp,
+    /// The elements of the output, or of the input where there is none.
+    pub count: u64,
+    /// The root.
+    pub root: usize,
+    /// Where it was called.
+    pub site: Site,
+}
+
+/// The record of this member. One for a run; its groups share it.
+#[derive(Debug)]
+pub struct Recorder {
+    map: Mapped,
+    ticks: Ticks,
+    path: Option<PathBuf>,
+    /// Whether the file goes when the run ends well.
+    is_temporary: bool,
+    pid: u32,
+    index: usize,
+    has_failed: AtomicBool,
+    has_reported: AtomicBool,
+    is_closed: AtomicBool,
+    groups: Mutex<u32>,
+}
+
+/// A call that is being recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark<'a> {
+    recorder: &'a Recorder,
+    offset: usize,
+}
+
+impl Recorder {
+    /// Begins a record in a file of that place; in memory alone where the file cannot be made, which is said.
+    ///
+    /// # Errors
+    /// `Io` without memory.
+    pub fn open(identity: &Identity, place: Option<&Place>) -> Result<Self> {
+        let file = place.and_then(|place| match place.create(identity.index, identity.pid, FILE_BYTES) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                let index = identity.index;
+                tracing::warn!("index {index} records its calls in no file: {}", error.chain());
+                None
+            }
+        });
+        let (map, path) = match file {
+            Some((map, path)) => (map, Some(path)),
+            None => (Mapped::anonymous(FILE_BYTES)?, None),
+        };
+        let recorder = Self {
+            map,
+            ticks: Ticks::choose(),
+            path,
+            is_temporary: place.is_some_and(|place| place.is_temporary),
+            pid: process::pid(),
+            index: identity.index,
+            has_failed: AtomicBool::new(false),
+            has_reported: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+            groups: Mutex::new(0),
+        };
+        recorder.write_header(identity);
+        Ok(recorder)
+    }
+
+    /// The file, if there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    fn write_header(&self, identity: &Identity) {
+        let words = [
+            (Header::Version, layout::VERSION),
+            (Header::Index, identity.index as u64),
+            (Header::Count, identity.count as u64),
+            (Header::Pid, u64::from(identity.pid)),
+            (Header::StartTicks, identity.start_ticks),
+        ];
+        for (word, value) in words {
+            self.word(word).store(value, Ordering::Relaxed);
+        }
+        let texts = [&identity.run, &identity.host, &identity.boot_id, &identity.command];
+        for (position, text) in texts.into_iter().enumerate() {
+            self.write_text(HEADER_WORDS + position * 2 * TEXT_BYTES, 2 * TEXT_BYTES, text);
+        }
+        for anchor in 0..ANCHORS {
+            self.anchor(anchor as u64, self.ticks.now());
+        }
+        self.word(Header::Magic).store(layout::MAGIC, Ordering::Release);
+    }
+
+    #[inline]
+    fn word(&self, word: Header) -> &std::sync::atomic::AtomicU64 {
+        self.map.word(8 * word as usize)
+    }
+
+    /// Writes a text with its length in front, and only then the length.
+    fn write_text(&self, offset: usize, room: usize, text: &str) {
+        let start = text.len().saturating_sub(room - 8);
+        // The end of a path says more than its beginning.
+        let start = (start..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+        let bytes = &text.as_bytes()[start..];
+        let mut whole = self.map.span_mut();
+        if let Ok(mut target) = whole.part(offset + 8..offset + 8 + bytes.len()) {
+            // Equal lengths: the copy cannot fail.
+            let _ = target.copy_from(Span::of(bytes));
+        }
+        self.map.word(offset).store(bytes.len() as u64, Ordering::Release);
+    }
+
+    /// Notes what both clocks say: the first time at the start, and later alternating, so that one pair is always whole.
+    #[cold]
+    fn anchor(&self, number: u64, now: u64) {
+        let place = if number == 0 { 0 } else { 1 + (number as usize % (ANCHORS - 1)) };
+        let word = |part: usize| self.map.word(8 * (Header::Anchors as usize + 2 * place + part));
+        word(1).store(0, Ordering::Relaxed);
+        word(0).store(now, Ordering::Release);
+        word(1).store(clock::wall(), Ordering::Release);
+        let first = self.map.word(8 * Header::Anchors as usize).load(Ordering::Relaxed);
+        // Due again when the time since the first has doubled: what lies after the last is then as exact as what was measured.
+        self.word(Header::NextAnchor).store(now + (now - first.min(now)).max(1 << 16), Ordering::Relaxed);
+        self.word(Header::AnchorCount).store(number + 1, Ordering::Relaxed);
+    }
+
+    /// The number of a group in this record; the groups after the 64th have that of the last.
+    pub fn group(&self, name: &str) -> u32 {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = *groups;
+        if (number as usize) < GROUPS {
+            self.write_text(group_offset(number as usize), TEXT_BYTES, name);
+            *groups += 1;
+        }
+        number.min(GROUPS as u32 - 1)
+    }
+
+    /// Records that a call is entered.
+    #[inline]
+    pub fn enter(&self, call: Entered) -> Mark<'_> {
+        let number = self.word(Header::Next).fetch_add(1, Ordering::Relaxed);
+        let offset = call_offset(number);
+        let word = |position: usize| self.map.word(offset + 8 * position);
+        // Who reads while this is written sees no call here.
+        word(0).store(0, Ordering::Relaxed);
+        let now = self.ticks.now();
+        word(1).store(now, Ordering::Release);
+        word(2).store(0, Ordering::Relaxed);
+        word(3).store(0, Ordering::Relaxed);
+        let kind = |number: i32| u64::from(number.unsigned_abs() as u8);
+        let kinds = kind(call.verb.number()) | kind(call.dtype.number()) << 8 | kind(call.op.number()) << 16;
+        word(4).store(kinds | u64::from(call.site.0) << 32, Ordering::Relaxed);
+        word(5).store(call.count, Ordering::Relaxed);
+        word(6).store(u64::from(call.group) << 32 | (call.root as u64 & 0xffff_ffff), Ordering::Relaxed);
+        word(7).store(0, Ordering::Relaxed);
+        word(0).store(number + 1, Ordering::Release);
+        if call.site != Site::default()
+            && self.map.word(site_offset(call.site.0)).load(Ordering::Relaxed) == 0
+        {
+            self.name_site(call.site);
+        }
+        if now >= self.word(Header::NextAnchor).load(Ordering::Relaxed) {
+            self.anchor(self.word(Header::AnchorCount).load(Ordering::Relaxed), now);
+        }
+        Mark { recorder: self, offset }
+    }
+
+    #[cold]
+    fn name_site(&self, site: Site) {
+        self.write_text(site_offset(site.0), TEXT_BYTES, &site.to_string());
+    }
+
+    /// Notes that this process gives its stacks into the file when it gets this signal.
+    pub fn offer_stacks(&self, signal: u32) {
+        self.word(Header::Signal).store(u64::from(signal), Ordering::Release);
+    }
+
+    /// What to do with the error of a call: one that ends the group leaves a report, and says where it is.
+    #[must_use]
+    pub fn reported(&self, error: Error) -> Error {
+        if !matches!(error, Error::Lost { .. } | Error::TimedOut { .. } | Error::Interrupted { .. }) {
+            return error;
+        }
+        self.has_failed.store(true, Ordering::SeqCst);
+        self.word(Header::HasFailed).store(1, Ordering::Release);
+        let Some(folder) = self.path.as_deref().and_then(Path::parent) else { return error };
+        if process::pid() == self.pid && !self.has_reported.swap(true, Ordering::SeqCst) {
+            report::write(folder, self.index, self.pid, &error);
+        }
+        let place = format!(" (see: uform report {})", folder.display());
+        match error {
+            Error::Lost { index, host, pid, phase } => {
+                Error::Lost { index, host, pid, phase: phase + &place }
+            }
+            Error::TimedOut { phase, waited, missing } => {
+                Error::TimedOut { phase: phase + &place, waited, missing }
+            }
+            other => other,
+        }
+    }
+
+    /// Ends the record: after a run without failure its file goes, unless somebody asked for it.
+    pub fn close(&self) {
+        if process::pid() != self.pid || self.is_closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.word(Header::IsClosed).store(1, Ordering::Release);
+        if let Some(path) = self.path.as_deref()
+            && self.is_temporary
+            && !self.has_failed.load(Ordering::SeqCst)
+        {
+            folder::remove(path);
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Mark<'_> {
+    fn word(&self, position: usize) -> &std::sync::atomic::AtomicU64 {
+        self.recorder.map.word(self.offset + 8 * position)
+    }
+
+    /// Records the number that the call has in its group.
+    #[inline]
+    pub fn numbered(&self, sequence: u64) {
+        self.word(7).store(sequence, Ordering::Relaxed);
+    }
+
+    /// Records that all members have made this call.
+    #[inline]
+    pub fn matched(&self) {
+        self.word(2).store(self.recorder.ticks.now(), Ordering::Relaxed);
+    }
+
+    /// Records how the call ended.
+    #[inline]
+    pub fn left<T>(&self, result: &Result<T>) {
+        let status = result.as_ref().err().map_or(0, |error| error.status().number());
+        self.word(3).store(self.recorder.ticks.now(), Ordering::Relaxed);
+        let kinds = self.word(4).load(Ordering::Relaxed) & !(0xff << 24);
+        let status = u64::from(status.unsigned_abs() as u8) + 1;
+        self.word(4).store(kinds | status << 24, Ordering::Release);
+    }
+}
+
+const _: () = assert!(CALL_BYTES == 64 && FILE_BYTES.is_multiple_of(4096));

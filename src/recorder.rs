@@ -230,11 +230,6 @@ impl Recorder {
         self.write_text(site_offset(site.0), TEXT_BYTES, &site.to_string());
     }
 
-    /// Notes that this process gives its stacks into the file when it gets this signal.
-    pub fn offer_stacks(&self, signal: u32) {
-        self.word(Header::Signal).store(u64::from(signal), Ordering::Release);
-    }
-
     /// What to do with the error of a call: one that ends the group leaves a report, and says where it is.
     #[must_use]
     pub fn reported(&self, error: Error) -> Error {

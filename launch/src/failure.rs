@@ -20,6 +20,11 @@ pub(crate) enum Failure {
          --directory, --job and --hosts on each ({directory} must be the same folder on all)"
     )]
     Hosts { least: usize, waited: f64, came: String, directory: String },
+    /// A folder without records.
+    #[error(
+        "{folder} has no record of calls; name the folder that the failed call named, or that of UFORM_RECORD"
+    )]
+    NoRecords { folder: String },
     /// The system refused something.
     #[error("cannot {action}: {source}")]
     System { action: String, source: std::io::Error },
@@ -40,7 +45,7 @@ impl Failure {
             Self::Absent { .. } => 127,
             Self::NotRunnable { .. } => 126,
             Self::Descriptors { .. } | Self::Core(uform::Error::Invalid { .. }) => 2,
-            Self::Hosts { .. } | Self::System { .. } | Self::Core(_) => 1,
+            Self::Hosts { .. } | Self::NoRecords { .. } | Self::System { .. } | Self::Core(_) => 1,
         }
     }
 }

@@ -4,6 +4,7 @@ mod devices;
 mod doctor;
 mod failure;
 mod launch;
+mod report;
 mod slurm;
 mod topology;
 
@@ -28,6 +29,7 @@ enum Command {
     Topology(topology::Options),
     Doctor(doctor::Options),
     Slurm(slurm::Options),
+    Report(report::Options),
 }
 
 /// Runs one command and returns its exit code; errors are printed to standard error.
@@ -55,6 +57,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
         Command::Topology(options) => topology::execute(&options),
         Command::Doctor(options) => doctor::execute(&options),
         Command::Slurm(options) => slurm::execute(&options),
+        Command::Report(options) => report::execute(&options),
     };
     result.unwrap_or_else(|failure| {
         report(&format!("error: {failure}"));

@@ -22,6 +22,7 @@ use crate::detached::Detached;
 use crate::error::{invalid, to_python, unsupported};
 use crate::executor::Executor;
 use crate::progress::Report;
+use crate::site;
 use crate::trainer::StepReport;
 use crate::verb::{Given, Request, deadline, verbs, within};
 
@@ -236,7 +237,8 @@ impl DeferredMesh {
     #[pyo3(signature = (*, timeout_seconds=None), text_signature = "($self, *, timeout_seconds=0.0)")]
     fn barrier(&self, py: Python<'_>, timeout_seconds: Given<'_, '_>) -> PyResult<Deferred> {
         let deadline = deadline(py, timeout_seconds)?;
-        let call = py.detach(|| self.inner.barrier(deadline));
+        let site = site::of_caller(py);
+        let call = py.detach(|| site.during(|| self.inner.barrier(deadline)));
         Ok(Deferred::new(&self.executor, py, call, |py, ()| Ok(py.None())))
     }
 
@@ -256,7 +258,8 @@ impl DeferredMesh {
         let bytes = payload.cast::<PyBytes>();
         let bytes = bytes.map_err(|_| invalid(py, "payload", payload, "must be bytes"))?.as_bytes().to_vec();
         let deadline = deadline(py, timeout_seconds)?;
-        let call = py.detach(|| self.inner.exchange(bytes, deadline));
+        let site = site::of_caller(py);
+        let call = py.detach(|| site.during(|| self.inner.exchange(bytes, deadline)));
         Ok(Deferred::new(&self.executor, py, call, |py, payloads: Vec<Vec<u8>>| {
             let payloads = payloads.iter().map(|payload| PyBytes::new(py, payload));
             Ok(PyList::new(py, payloads)?.into_any().unbind())
@@ -267,7 +270,8 @@ impl DeferredMesh {
     #[pyo3(signature = (byte_count, /))]
     fn arena(&self, py: Python<'_>, byte_count: &Bound<'_, PyAny>) -> PyResult<Deferred> {
         let (byte_count, deadline) = (argument::count("byte_count", byte_count)?, deadline(py, None)?);
-        let call = py.detach(|| self.inner.arena(byte_count, deadline));
+        let site = site::of_caller(py);
+        let call = py.detach(|| site.during(|| self.inner.arena(byte_count, deadline)));
         Ok(Deferred::new(&self.executor, py, call, |py, inner| Ok(Py::new(py, Arena { inner })?.into_any())))
     }
 

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use uform::sys::InterruptCheck;
 
 use crate::error::to_python;
+use crate::site;
 
 /// How often a wait takes the interpreter's lock to look for signals; with the core's own interval below 100 ms.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -37,7 +38,8 @@ pub(crate) fn blocking<T: Send>(
         }
         lock(&raised).is_some()
     };
-    let result = py.detach(|| call(if is_main() { Some(&check) } else { None }));
+    let site = site::of_caller(py);
+    let result = py.detach(|| site.during(|| call(if is_main() { Some(&check) } else { None })));
     match (lock(&raised).take(), result) {
         // What a handler raised is never lost, even where the call ended another way meanwhile.
         (Some(error), _) => Err(error),

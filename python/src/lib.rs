@@ -19,6 +19,7 @@ mod optimizer;
 mod options;
 mod progress;
 mod report;
+mod site;
 mod structseq;
 mod topology;
 mod trainer;

@@ -14,6 +14,7 @@ use crate::buffer::{self, Buffer, Loan, Pair, Spans, same_dtype};
 use crate::error::{invalid, to_python};
 use crate::interrupt::blocking;
 use crate::progress::Report;
+use crate::site;
 use crate::vocabulary::Enumeration;
 
 pub(crate) type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
@@ -175,10 +176,12 @@ impl<'a, 'py> Request<'a, 'py> {
         };
         let (dtypes, verb) = (pairs.iter().map(dtype_of).collect(), self.verb);
         let lent = Lent { form, dtypes, loan: Loan::new(py, pairs)?, tell };
-        let call = py.detach(|| match is_list {
+        let site = site::of_caller(py);
+        let submit = || match is_list {
             true => mesh.run_many(verb, lent, |lent| Ok(lent.calls()), deadline),
             false => mesh.run(verb, lent, Lent::call, deadline),
-        });
+        };
+        let call = py.detach(|| site.during(submit));
         Ok((call, report))
     }
 

@@ -54,7 +54,7 @@ impl Communicator for RecordedCommunicator {
             op: call.op,
             count: (bytes / call.dtype.size_bytes()) as u64,
             root: call.root,
-            site: call.site,
+            site: if call.site == Site::default() { Site::given() } else { call.site },
         });
         let result = self.inner.run(Call { mark: Some(mark), ..call }, deadline);
         mark.left(&result);
@@ -62,6 +62,7 @@ impl Communicator for RecordedCommunicator {
     }
 
     fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {
+        // Whoever asks for it has given the site.
         let mark = self.recorder.enter(Entered {
             group: self.group,
             verb: Verb::Arena,
@@ -69,7 +70,7 @@ impl Communicator for RecordedCommunicator {
             op: ReduceOp::Sum,
             count: byte_count as u64,
             root: 0,
-            site: Site::default(),
+            site: Site::given(),
         });
         let result = self.inner.arena(byte_count, deadline);
         mark.left(&result);
@@ -149,7 +150,7 @@ mod tests {
         let mut call = Call::of::<f32>(Verb::AllReduce, ReduceOp::Max, 0, Some(Span::of(&input[..])), output);
         call.site = Site::named("train.py", 12);
         group.run(call, &deadline).expect("agreed");
-        assert!(group.arena(4096, &deadline).is_err());
+        assert!(Site::named("train.py", 13).during(|| group.arena(4096, &deadline)).is_err());
         let call = Call::of::<f64>(Verb::Broadcast, ReduceOp::Sum, 1, None, SpanMut::empty());
         let error = group.run(call, &deadline).expect_err("it is lost").to_string();
         let run = path.parent().expect("in a folder");
@@ -161,7 +162,7 @@ mod tests {
         let calls = record.calls.iter().map(|call| (call.to_string(), call.outcome)).collect::<Vec<_>>();
         let expected = [
             ("all_reduce #7(3 f32, max) at train.py:12", Status::Success),
-            ("arena", Status::Unsupported),
+            ("arena at train.py:13", Status::Unsupported),
             ("broadcast #7(0 f64, root 1)", Status::Lost),
         ];
         for ((text, outcome), (wanted, status)) in calls.iter().zip(expected) {

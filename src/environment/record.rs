@@ -19,6 +19,14 @@ pub struct Records {
     pub is_chosen: bool,
 }
 
+impl Records {
+    /// The folder in which each run has one of its own.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.user.as_ref().map_or_else(|| self.folder.clone(), |user| self.folder.join(user))
+    }
+}
+
 /// The folder that the variable names, or one of this user under `XDG_RUNTIME_DIR` or the temporary folder.
 ///
 /// # Errors

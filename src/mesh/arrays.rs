@@ -4,6 +4,7 @@ use super::Mesh;
 use crate::communicator::Call;
 use crate::error::{Error, Result};
 use crate::executor::Hold;
+use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -169,7 +170,7 @@ impl Mesh {
     /// Runs the calls of a list as one for each element type: [`Mesh::run_many`] once its turn has come.
     pub(super) fn carry_many(
         &self,
-        verb: Verb,
+        (verb, site): (Verb, Site),
         mut calls: Vec<Call<'_>>,
         executor: Option<&Hold>,
         deadline: &Deadline<'_>,
@@ -177,7 +178,7 @@ impl Mesh {
         if calls.len() == 1
             && let Some(call) = calls.pop()
         {
-            return self.carry(call, executor, deadline);
+            return self.carry(Call { site, ..call }, executor, deadline);
         }
         let list = list_of(&calls);
         let progress = calls.first().and_then(|call| call.progress.clone());
@@ -185,19 +186,24 @@ impl Mesh {
         self.reported(verb, (progress, total), executor, deadline, move |deadline| {
             if calls.is_empty() {
                 let none = Call::new(verb, Dtype::U8, ReduceOp::Sum, 0, None, SpanMut::empty());
-                return self.to_group(Call { list, ..none }, deadline);
+                return self.to_group(Call { list, site, ..none }, deadline);
             }
             Dtype::ALL.iter().try_for_each(|dtype| {
                 let (group, others) =
                     std::mem::take(&mut calls).into_iter().partition(|call| call.dtype == *dtype);
                 calls = others;
-                self.to_group_many(group, list, deadline)
+                self.to_group_many(group, (list, site), deadline)
             })
         })
     }
 
     /// Runs calls of one element type as one.
-    fn to_group_many(&self, mut calls: Vec<Call<'_>>, list: u64, deadline: &Deadline<'_>) -> Result<()> {
+    fn to_group_many(
+        &self,
+        mut calls: Vec<Call<'_>>,
+        (list, site): (u64, Site),
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
         let index = self.index();
         let Some(first) = calls.first() else { return Ok(()) };
         let (verb, dtype, op, root) = (first.verb, first.dtype, first.op, first.root);
@@ -216,7 +222,7 @@ impl Mesh {
             }
         }
         let one = Call::new(verb, dtype, op, root, None, SpanMut::of(&mut staged));
-        self.to_group(Call { reproducible, list, progress, ..one }, deadline)?;
+        self.to_group(Call { reproducible, list, progress, site, ..one }, deadline)?;
         let mut start = 0;
         for call in &mut calls {
             let bytes = packed_bytes(call).1;
@@ -238,12 +244,14 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run`]; `Invalid` for calls that are not alike, or of another verb.
+    #[track_caller]
     pub fn run_many(&self, verb: Verb, calls: Vec<Call<'_>>, deadline: &Deadline<'_>) -> Result<()> {
+        let site = Site::caller();
         self.refusing(verb, || {
             self.check_open()?;
             self.check_many(verb, &calls)?;
             let admission = self.admitted(verb, deadline)?;
-            self.carry_many(verb, calls, Some(admission.hold()), deadline)
+            self.carry_many((verb, site), calls, Some(admission.hold()), deadline)
         })?
     }
 
@@ -251,6 +259,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run_many`].
+    #[track_caller]
     pub fn all_reduce_many<T: Element>(&self, arrays: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
         self.typed_many(Verb::AllReduce, op, 0, arrays)
     }
@@ -259,10 +268,12 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::run_many`].
+    #[track_caller]
     pub fn broadcast_many<T: Element>(&self, arrays: &mut [&mut [T]], root: usize) -> Result<()> {
         self.typed_many(Verb::Broadcast, ReduceOp::Sum, root, arrays)
     }
 
+    #[track_caller]
     fn typed_many<T: Element>(
         &self,
         verb: Verb,

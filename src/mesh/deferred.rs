@@ -72,6 +72,7 @@ impl DeferredMesh {
     }
 
     /// Submits many calls of one verb that run as one: [`Mesh::run_many`], else as [`DeferredMesh::run`].
+    #[track_caller]
     pub fn run_many<K: Send + 'static>(
         &self,
         verb: Verb,
@@ -80,22 +81,25 @@ impl DeferredMesh {
         deadline: Deadline<'static>,
     ) -> Deferred<K> {
         let mut owner = owner;
+        let site = Site::caller();
         self.submit(verb, deadline, move |mesh, deadline| {
             mesh.refusing(verb, || {
                 let calls = make(&mut owner)?;
                 mesh.check_many(verb, &calls)?;
-                mesh.carry_many(verb, calls, None, deadline)
+                mesh.carry_many((verb, site), calls, None, deadline)
             })??;
             Ok(owner)
         })
     }
 
     /// As [`Mesh::all_reduce_many`]; gives the arrays back.
+    #[track_caller]
     pub fn all_reduce_many<T: Element>(&self, arrays: Vec<Vec<T>>, op: ReduceOp) -> Deferred<Vec<Vec<T>>> {
         self.many(Verb::AllReduce, arrays, op, 0)
     }
 
     /// As [`Mesh::broadcast_many`]; gives the arrays back.
+    #[track_caller]
     pub fn broadcast_many<T: Element>(&self, arrays: Vec<Vec<T>>, root: usize) -> Deferred<Vec<Vec<T>>> {
         self.many(Verb::Broadcast, arrays, ReduceOp::Sum, root)
     }
@@ -174,12 +178,15 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::arena`].
+    #[track_caller]
     pub fn arena(&self, byte_count: usize, deadline: Deadline<'static>) -> Deferred<Arena> {
+        let site = Site::caller();
         self.submit(Verb::Arena, deadline, move |mesh, deadline| {
-            mesh.refusing(Verb::Arena, || mesh.arena_here(byte_count, deadline))
+            mesh.refusing(Verb::Arena, || mesh.arena_here(byte_count, site, deadline))
         })
     }
 
+    #[track_caller]
     fn many<T: Element>(
         &self,
         verb: Verb,

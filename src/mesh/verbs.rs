@@ -282,17 +282,19 @@ impl Mesh {
     ///
     /// # Errors
     /// `Exhausted` on all members, naming the one that could not reserve its part; else as [`Mesh::run`].
+    #[track_caller]
     pub fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
+        let site = Site::caller();
         self.refusing(Verb::Arena, || {
             self.check_open()?;
             let _admission = self.admitted(Verb::Arena, deadline)?;
-            self.arena_here(byte_count, deadline)
+            self.arena_here(byte_count, site, deadline)
         })
     }
 
     /// The making of an arena whose turn has come.
-    pub(super) fn arena_here(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
-        let make = || self.communicator().arena(byte_count, deadline);
+    pub(super) fn arena_here(&self, byte_count: usize, site: Site, deadline: &Deadline<'_>) -> Result<Arena> {
+        let make = || site.during(|| self.communicator().arena(byte_count, deadline));
         self.executor().near_memory(make).map(Arena::new)
     }
 

@@ -24,8 +24,6 @@ pub(super) enum Header {
     Count = 3,
     Pid = 4,
     StartTicks = 5,
-    /// The signal that brings stacks, 0 for none.
-    Signal = 6,
     HasFailed = 7,
     IsClosed = 8,
     /// How many calls were begun. On a line of its own: it is written with each.
@@ -41,7 +39,7 @@ pub(super) const HEADER_WORDS: usize = 512;
 const GROUP_START: usize = 4096;
 const SITE_START: usize = GROUP_START + GROUPS * TEXT_BYTES;
 const CALL_START: usize = SITE_START + super::site::LIMIT * TEXT_BYTES;
-/// Bytes of the file without the stacks that may follow.
+/// Bytes of the file.
 pub(super) const FILE_BYTES: usize = CALL_START + CALLS * CALL_BYTES;
 
 pub(super) const fn group_offset(group: usize) -> usize {

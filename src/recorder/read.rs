@@ -13,6 +13,8 @@ use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
 
 /// The longest text of stacks that is read.
 const STACKS_LIMIT: usize = 4 << 20;
+/// How the name of a file of stacks ends, beside that of the record.
+const STACKS: &str = "stacks";
 /// Files of a folder that are looked at.
 const FILES_LIMIT: usize = 100_000;
 
@@ -24,8 +26,6 @@ pub type Moment = i128;
 pub struct Record {
     /// The file.
     pub path: PathBuf,
-    /// How long it is, stacks included.
-    pub byte_count: u64,
     /// Who wrote it.
     pub identity: Identity,
     /// Whether a call ended its group.
@@ -36,10 +36,8 @@ pub struct Record {
     pub begun: u64,
     /// The last calls, in their order.
     pub calls: Vec<RecordedCall>,
-    /// Stacks as the interpreter wrote them; empty for none.
+    /// Stacks of the interpreter's threads, which it left beside the record when a call had failed somewhere; empty for none.
     pub stacks: String,
-    /// The signal that brings stacks, 0 for none.
-    pub(super) signal: u32,
 }
 
 /// One call of a record.
@@ -201,7 +199,7 @@ fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> Error {
     Error::Corrupt { path: path.to_owned(), offset, reason: reason.into() }
 }
 
-fn open(path: &Path, limit: usize) -> Result<(Vec<u8>, u64)> {
+fn open(path: &Path, limit: usize) -> Result<Vec<u8>> {
     let failed = |operation: &'static str| move |source| Error::io(path, operation, source);
     let found = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
     if !found.is_file() {
@@ -210,7 +208,7 @@ fn open(path: &Path, limit: usize) -> Result<(Vec<u8>, u64)> {
     let file = std::fs::File::open(path).map_err(failed("open"))?;
     let mut bytes = Vec::new();
     file.take(limit as u64).read_to_end(&mut bytes).map_err(failed("read"))?;
-    Ok((bytes, found.len()))
+    Ok(bytes)
 }
 
 fn check(path: &Path, bytes: &Bytes<'_>) -> Result<()> {
@@ -228,28 +226,26 @@ fn check(path: &Path, bytes: &Bytes<'_>) -> Result<()> {
 /// # Errors
 /// `Io` if it cannot be read; `Corrupt` if it is none, was cut short, or is of another version.
 pub fn read(path: &Path) -> Result<Record> {
-    let (all, byte_count) = open(path, FILE_BYTES + STACKS_LIMIT)?;
+    let all = open(path, FILE_BYTES)?;
     check(path, &Bytes(&all))?;
     if all.len() < FILE_BYTES {
         let reason = format!("ends here, where a record has {FILE_BYTES} bytes");
         return Err(corrupt(path, all.len() as u64, reason));
     }
-    let (fixed, stacks) = all.split_at(FILE_BYTES);
-    let bytes = Bytes(fixed);
+    let bytes = Bytes(&all);
+    let stacks = open(&path.with_extension(STACKS), STACKS_LIMIT).unwrap_or_default();
     let clock = bytes.clock();
     let begun = bytes.header(Header::Next);
     let first = begun.saturating_sub(CALLS as u64);
     let printable = |letter: char| letter.is_control() && letter != '\n';
     Ok(Record {
         path: path.to_owned(),
-        byte_count,
         identity: bytes.identity(),
         has_failed: bytes.header(Header::HasFailed) != 0,
         is_closed: bytes.header(Header::IsClosed) != 0,
         begun,
         calls: (first..begun).filter_map(|number| bytes.call(number, &clock)).collect(),
-        stacks: String::from_utf8_lossy(stacks).replace(printable, " "),
-        signal: u32::try_from(bytes.header(Header::Signal)).unwrap_or(0),
+        stacks: String::from_utf8_lossy(&stacks).replace(printable, " "),
     })
 }
 
@@ -272,7 +268,7 @@ pub(super) fn identities(folder: &Path) -> (Vec<Identity>, Vec<Error>) {
     let mut damages = Vec::new();
     let files = files(folder, &mut damages);
     let identity = |path: &PathBuf| {
-        let (bytes, _) = open(path, super::layout::group_offset(0)).ok()?;
+        let bytes = open(path, super::layout::group_offset(0)).ok()?;
         check(path, &Bytes(&bytes)).ok().map(|()| Bytes(&bytes).identity())
     };
     (files.iter().filter_map(identity).collect(), damages)

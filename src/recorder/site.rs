@@ -1,5 +1,6 @@
 //! Call sites: where in the user's code a call was made, as a small number that is found again in a few nanoseconds.
 
+use std::cell::Cell;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -32,13 +33,44 @@ static TABLE: Table = Table {
     count: Mutex::new(0),
 };
 
+thread_local! {
+    /// The site of all calls that this thread makes, where a shim has said it.
+    static GIVEN: Cell<Option<Site>> = const { Cell::new(None) };
+}
+
+/// Puts the site back that was given before, however the work between ends.
+struct Restore(Option<Site>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        GIVEN.set(self.0);
+    }
+}
+
 impl Site {
-    /// Where this function's caller, or that of the outermost function marked `track_caller`, was called.
+    /// Runs `act`, all of whose calls are made at this site: for shims, whose own code is not the user's.
+    pub fn during<R>(self, act: impl FnOnce() -> R) -> R {
+        let _restore = Restore(GIVEN.replace(Some(self)));
+        act()
+    }
+
+    /// Where this function's caller, or that of the outermost function marked `track_caller`, was called; the site that
+    /// [`Site::during`] has given, where one has.
     #[inline]
     #[must_use]
     #[track_caller]
     pub fn caller() -> Self {
-        Self::of(Location::caller())
+        match GIVEN.get() {
+            Some(site) => site,
+            None => Self::of(Location::caller()),
+        }
+    }
+
+    /// The site that [`Site::during`] has given to this thread; unknown without one.
+    #[inline]
+    #[must_use]
+    pub fn given() -> Self {
+        GIVEN.get().unwrap_or_default()
     }
 
     /// This site, or where this function's caller was called if it is unknown.
@@ -152,5 +184,7 @@ mod tests {
         let two = Site::named(&name, 1);
         assert_eq!((one.to_string(), two.to_string()), ("one.py:1".to_owned(), "two.py:1".to_owned()));
         assert_eq!(Site::default().to_string(), "");
+        let given = one.during(|| (Site::caller(), two.during(Site::caller), Site::caller()));
+        assert_eq!((given, Site::caller() == one), ((one, two, one), false));
     }
 }

@@ -54,15 +54,6 @@ pub fn is_alive(pid: u32, start: u64) -> bool {
     start_ticks(pid) == Some(start)
 }
 
-/// Sends a signal to a process of this user; silent, since it may just have ended.
-pub fn signal(pid: u32, signal: u32) {
-    let (Ok(pid), Ok(signal)) = (libc::pid_t::try_from(pid), libc::c_int::try_from(signal)) else { return };
-    if pid > 1 {
-        // SAFETY: it reads and writes no memory of this process; the number is of one process, never of a group.
-        let _ = unsafe { libc::kill(pid, signal) };
-    }
-}
-
 /// The command line, arguments joined by spaces, cut to 200 characters.
 #[must_use]
 pub fn command() -> String {

@@ -22,6 +22,7 @@ use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uform::error::{Error, Result};
+use uform::recorder::Site;
 use uform::vocabulary::Status;
 
 /// The version for messages.
@@ -57,8 +58,9 @@ pub(crate) use verbs;
 
 /// Runs a verb, keeps the text of its error for the thread, and returns its status.
 fn verb(name: &str, body: impl FnOnce() -> Result<()>) -> c_int {
-    let outcome =
-        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panicked(name, &*payload)));
+    // Where C code calls is not known, and the shim's own lines are nobody's.
+    let outcome = catch_unwind(AssertUnwindSafe(|| Site::default().during(body)))
+        .unwrap_or_else(|payload| Err(panicked(name, &*payload)));
     match outcome {
         Ok(()) => Status::Success.number(),
         Err(error) => {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 pub use self::folder::{KEPT_RUNS, Place};
 pub use self::layout::CALLS;
 pub use self::read::{Moment, Record, RecordedCall, read, read_folder};
-pub use self::site::Site;
+pub use self::site::{SITE_BYTES, Site};
 
 use self::layout::{
     ANCHORS, CALL_BYTES, FILE_BYTES, GROUPS, HEADER_WORDS, Header, TEXT_BYTES, call_offset, group_offset,
@@ -227,7 +227,7 @@ impl Recorder {
 
     #[cold]
     fn name_site(&self, site: Site) {
-        self.write_text(site_offset(site.0), TEXT_BYTES, &site.to_string());
+        self.write_text(site_offset(site.0), TEXT_BYTES, site.text());
     }
 
     /// What to do with the error of a call: one that ends the group leaves a report, and says where it is.

@@ -2,6 +2,7 @@
 
 use super::Call;
 use crate::error::{Error, Result};
+use crate::recorder::Site;
 use crate::sys::kernel::reduce;
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -19,6 +20,8 @@ pub(super) struct Descriptor {
     pub(super) shape: u64,
     /// Where the array lies in an arena of the group; not compared.
     pub(super) lies: Option<Lies>,
+    /// Where this member makes the call; not compared, and of other members in words beside it.
+    pub(super) site: Site,
 }
 
 /// A place in a member's own part of an arena.
@@ -32,7 +35,17 @@ pub(super) struct Lies {
 impl Descriptor {
     /// The descriptor of a call without payload.
     pub(super) fn bare(verb: Verb, sequence: u64) -> Self {
-        Self { sequence, verb, dtype: Dtype::U8, op: ReduceOp::Sum, count: 0, root: 0, shape: 0, lies: None }
+        Self {
+            sequence,
+            verb,
+            dtype: Dtype::U8,
+            op: ReduceOp::Sum,
+            count: 0,
+            root: 0,
+            shape: 0,
+            lies: None,
+            site: Site::given(),
+        }
     }
 
     /// Whether its parts are counted.
@@ -109,7 +122,7 @@ impl Cause {
     }
 }
 
-/// Compares the calls of all seats, `suffix` naming the group; all members find the same, since each is compared with that of the first seat.
+/// Compares the calls of all seats, `suffix` naming the group and `site` where a seat has made its call; all members find the same, since each is compared with that of the first seat.
 ///
 /// # Errors
 /// `Disagreed` naming this member's call and the first that differs.
@@ -119,6 +132,7 @@ pub(super) fn compare(
     calls: &[Option<Descriptor>],
     seats: &[usize],
     suffix: &str,
+    site: &dyn Fn(usize) -> String,
 ) -> Result<()> {
     let first = calls.first().copied().flatten();
     let differs = |call: &Option<Descriptor>| {
@@ -129,10 +143,15 @@ pub(super) fn compare(
     let other = if mine_differs { 0 } else { other };
     let theirs = calls.get(other).copied().flatten();
     let field = theirs.and_then(|theirs| own.difference(&theirs)).unwrap_or("the call");
+    let place = |seat: usize| match site(seat) {
+        site if site.is_empty() => site,
+        site => format!(" at {site}"),
+    };
+    let theirs = theirs.map(|theirs| format!("{theirs}{suffix}{}", place(other)));
     Err(Error::Disagreed {
         field: format!("{field} of a call"),
-        mine: format!("{own}{suffix}, index {}", seats[seat]),
-        theirs: theirs.map_or_else(|| "no readable call".to_owned(), |theirs| format!("{theirs}{suffix}")),
+        mine: format!("{own}{suffix}{}, index {}", place(seat), seats[seat]),
+        theirs: theirs.unwrap_or_else(|| "no readable call".to_owned()),
         index: seats[other],
     })
 }
@@ -371,6 +390,7 @@ mod tests {
             root: 0,
             shape: 0,
             lies: None,
+            site: Site::default(),
         };
         assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);
         assert_eq!(one.difference(&Descriptor { root: 1, ..one }), Some("the root"));

@@ -47,6 +47,7 @@ impl Communicator for RecordedCommunicator {
             0 => call.input.map_or(0, |input| input.byte_count()),
             output => output,
         };
+        let site = if call.site == Site::default() { Site::given() } else { call.site };
         let mark = self.recorder.enter(Entered {
             group: self.group,
             verb: call.verb,
@@ -54,9 +55,9 @@ impl Communicator for RecordedCommunicator {
             op: call.op,
             count: (bytes / call.dtype.size_bytes()) as u64,
             root: call.root,
-            site: if call.site == Site::default() { Site::given() } else { call.site },
+            site,
         });
-        let result = self.inner.run(Call { mark: Some(mark), ..call }, deadline);
+        let result = self.inner.run(Call { site, mark: Some(mark), ..call }, deadline);
         mark.left(&result);
         result.map_err(|error| self.recorder.reported(error))
     }

@@ -194,7 +194,7 @@ impl TcpCommunicator {
         own: &Descriptor,
         inline: Vec<u8>,
     ) -> Result<()> {
-        let frame = Frame::Enter(*own, inline);
+        let frame = Frame::Enter(*own, inline, own.site.text().to_owned());
         self.peers().for_each(|peer| peer.post(&frame));
         let heard = &mut turn.heard;
         loop {
@@ -230,10 +230,15 @@ impl TcpCommunicator {
             }
         }
         let call = |seat: usize| {
-            if seat == self.own { Some(*own) } else { heard[seat].calls.front().map(|(call, _)| *call) }
+            if seat == self.own { Some(*own) } else { heard[seat].calls.front().map(|(call, ..)| *call) }
         };
         let calls = (0..self.seats.len()).map(call).collect::<Vec<_>>();
-        descriptor::compare(own, self.own, &calls, &self.seats, self.gate.suffix())
+        let site = |seat: usize| match heard[seat].calls.front() {
+            _ if seat == self.own => own.site.text().to_owned(),
+            Some((_, _, site)) => site.clone(),
+            None => String::new(),
+        };
+        descriptor::compare(own, self.own, &calls, &self.seats, self.gate.suffix(), &site)
     }
 
     /// The control connections as they are waited for; one that has ended has nothing to say.
@@ -301,7 +306,7 @@ impl TcpCommunicator {
     /// That of the first that has not, on all members the same.
     pub(super) fn all_reserved(&self, turn: &Turn, failure: Option<&Error>) -> Result<()> {
         for (seat, index) in self.seats.iter().enumerate() {
-            let said = turn.heard[seat].calls.front().map_or(&[][..], |(_, said)| said);
+            let said = turn.heard[seat].calls.front().map_or(&[][..], |(_, said, _)| said);
             match (seat == self.own, failure) {
                 (true, Some(failure)) => return Err(announcement::decoded(failure, *index)),
                 (true, None) => {}
@@ -385,6 +390,7 @@ impl Communicator for TcpCommunicator {
             root: call.root as u64,
             shape: descriptor::shape(&call),
             lies: None,
+            site: call.site,
         };
         let entered = self.enter(&mut turn, &watch, &descriptor, inline.clone());
         let entered = entered.inspect(|()| call.matched());

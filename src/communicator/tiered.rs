@@ -322,6 +322,7 @@ impl Communicator for TieredCommunicator {
             count: count as u64,
             root: call.root as u64,
             shape: descriptor::shape(&call),
+            site: call.site,
             ..Descriptor::bare(call.verb, watch.sequence)
         };
         let entered = self.world.enter(&mut turn, &watch, &descriptor, inline.clone());

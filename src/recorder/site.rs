@@ -7,6 +7,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How many sites one process tells apart; the calls of all others have none.
 pub(super) const LIMIT: usize = 512;
+/// The longest text of a site: the end of a path says more than its beginning.
+pub const SITE_BYTES: usize = 120;
 /// Twice as many places, so that a search ends soon.
 const PLACES: usize = 2 * LIMIT;
 
@@ -20,9 +22,25 @@ struct Place {
     number: AtomicU32,
 }
 
+/// A site in words.
+struct Text {
+    file: String,
+    line: u32,
+    /// Both, as messages say them; of long ones the end.
+    words: String,
+}
+
+impl Text {
+    fn new(file: &str, line: u32) -> Self {
+        let whole = format!("{file}:{line}").replace(char::is_control, " ");
+        let start = whole.ceil_char_boundary(whole.len().saturating_sub(SITE_BYTES));
+        Self { file: file.to_owned(), line, words: whole[start..].to_owned() }
+    }
+}
+
 struct Table {
     places: [Place; PLACES],
-    texts: [OnceLock<(String, u32)>; LIMIT],
+    texts: [OnceLock<Text>; LIMIT],
     /// How many sites there are, from 1.
     count: Mutex<u32>,
 }
@@ -106,16 +124,27 @@ impl Site {
     #[must_use]
     pub fn place(self) -> Option<(&'static str, u32)> {
         let index = (self.0 as usize).checked_sub(1)?;
-        TABLE.texts.get(index)?.get().map(|(file, line)| (file.as_str(), *line))
+        TABLE.texts.get(index)?.get().map(|text| (text.file.as_str(), text.line))
+    }
+
+    /// The site as `file:line`, at most [`SITE_BYTES`] long; empty for an unknown one.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        let index = (self.0 as usize).wrapping_sub(1);
+        TABLE.texts.get(index).and_then(OnceLock::get).map_or("", |text| text.words.as_str())
+    }
+
+    /// Its number in this process, 0 for an unknown one.
+    #[inline]
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
     }
 }
 
 impl std::fmt::Display for Site {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.place() {
-            Some((file, line)) => write!(formatter, "{file}:{line}"),
-            None => Ok(()),
-        }
+        formatter.write_str(self.text())
     }
 }
 
@@ -152,7 +181,7 @@ impl Table {
             }
             *count += 1;
             let site = Site(*count);
-            let _ = self.texts[*count as usize - 1].set((file.to_owned(), line));
+            let _ = self.texts[*count as usize - 1].set(Text::new(file, line));
             site
         });
         let free = |place: &&Place| [0, key].contains(&place.key.load(Ordering::Relaxed));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uform::communicator::{Call, Communicator};
 use uform::error::Error;
+use uform::recorder::Site;
 use uform::sys::kernel::Table;
 use uform::sys::{Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
@@ -170,7 +171,7 @@ fn disagreements(communicator: &dyn Communicator) {
             output_layout: None,
             reproducible: false,
             list: 0,
-            site: Default::default(),
+            site: Site::named("member.rs", 10 * case as u32 + seat as u32 + 1),
             mark: None,
             counts: None,
             receive_counts: None,
@@ -194,6 +195,9 @@ fn disagreements(communicator: &dyn Communicator) {
             let Error::Disagreed { index, mine, theirs, .. } = &error else { panic!("{error}") };
             assert_eq!(*index, if odd { 0 } else { count - 1 }, "{error}");
             assert!(mine.contains(" #") && theirs.contains(" #"), "both calls are named: {error}");
+            let site = |seat: usize| format!(" at member.rs:{}", 10 * case + seat + 1);
+            assert!(mine.contains(&format!("{}, index {seat}", site(seat))), "{error}");
+            assert!(theirs.ends_with(&site(*index)), "both places are named: {error}");
             assert!(numbers.iter().all(|number| *number == seat as f32), "the payload is untouched");
             let mut right = vec![value(seat, 3); length];
             run(communicator, Verb::AllReduce, ReduceOp::Max, None, &mut right).expect("the group goes on");

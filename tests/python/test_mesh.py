@@ -170,9 +170,14 @@ import numpy as np, uform
 with uform.Mesh.bootstrap(None, None) as mesh:
     numbers = np.zeros(3 + mesh.index, dtype=np.float32)
     try:
-        mesh.all_reduce(numbers)
+        if mesh.index == 0:
+            mesh.all_reduce(numbers)
+        else:
+            mesh.all_reduce(numbers)
     except uform.DisagreedError as error:
         assert error.index == 1 - mesh.index, error.index
+        lines = [7, 9] if mesh.index == 0 else [9, 7]
+        assert [f"<string>:{line}" in text for line, text in zip(lines, (error.mine, error.theirs))] == [True] * 2, error
         print("disagreed", error)
     total = np.ones(1)
     mesh.all_reduce(total)

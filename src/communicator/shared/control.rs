@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use crate::communicator::descriptor::{Cause, Descriptor, Lies};
 use crate::error::Result;
+use crate::recorder::Site;
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut, futex};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
@@ -41,11 +42,15 @@ const STATE: usize = PROGRESS + 8;
 const DONE: usize = 128;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
+/// Where the two last calls were made, beside their descriptors: read only by those who disagree.
+const SITES: usize = 2048;
 const SLOTS: usize = 4096;
 const SLOT_BYTES: usize = 8192;
 const DESCRIPTOR_BYTES: usize = 64;
 const STAGE: usize = SLOTS + 2 * SLOT_BYTES;
 const TEXT_LIMIT: usize = 512;
+/// Bytes of a text and its length.
+const SITE_ROOM: usize = 1024;
 
 /// The largest contribution that rides beside the descriptor.
 pub(super) const INLINE_BYTES: usize = SLOT_BYTES - DESCRIPTOR_BYTES;
@@ -214,6 +219,20 @@ impl Control {
         SLOTS + if sequence.is_multiple_of(2) { 0 } else { SLOT_BYTES }
     }
 
+    const fn site_place(sequence: u64) -> usize {
+        SITES + if sequence.is_multiple_of(2) { 0 } else { SITE_ROOM }
+    }
+
+    /// Says where the call is made; like a slot, it is written again two calls later.
+    pub(super) fn write_site(&self, sequence: u64, text: &str) {
+        self.write_text(Self::site_place(sequence), text);
+    }
+
+    /// Where the call is made; empty if that is unknown.
+    pub(super) fn site(&self, sequence: u64) -> String {
+        self.read_text(Self::site_place(sequence))
+    }
+
     pub(super) fn write_descriptor(&self, descriptor: &Descriptor) {
         let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
         let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
@@ -239,6 +258,7 @@ impl Control {
             root: word(3),
             shape: word(6),
             lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5) }),
+            site: Site::default(),
         })
     }
 
@@ -289,10 +309,14 @@ mod tests {
             root: 0,
             shape: 9,
             lies: Some(Lies { arena: 1, offset: 77 }),
+            site: Site::default(),
         };
         control.write_descriptor(&descriptor);
         assert_eq!(control.descriptor(3), Some(descriptor));
         assert_eq!(control.descriptor(2), None);
+        control.write_site(3, "train.py:7");
+        control.write_site(4, "train.py:8");
+        assert_eq!([control.site(3), control.site(4)], ["train.py:7", "train.py:8"]);
         assert_eq!(call_of(place(5, 9)), (5, 9));
         control.refuse(4, &"ä".repeat(400));
         assert_eq!(control.refusal(4).expect("it was refused").chars().count(), 256);

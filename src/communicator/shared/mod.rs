@@ -10,6 +10,7 @@ mod transfer;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use proof::{Listener, Proof};
@@ -45,6 +46,8 @@ pub struct SharedCommunicator {
     has_cores: bool,
     controls: Vec<Control>,
     gate: Gate<Turn>,
+    /// The sites that stand beside the two descriptors.
+    told_sites: [AtomicU32; 2],
 }
 
 /// What only the member in a call touches.
@@ -140,6 +143,7 @@ impl SharedCommunicator {
             has_cores,
             controls,
             gate: Gate::new(group.name.clone(), Turn::default()),
+            told_sites: Default::default(),
             proof,
         }))
     }
@@ -156,9 +160,21 @@ impl SharedCommunicator {
     /// Publishes a call, waits for everybody's, and compares them.
     fn enter(&self, watch: &Watch<'_>, descriptor: &Descriptor) -> Result<()> {
         self.own_control().write_descriptor(descriptor);
+        self.tell_site(descriptor);
         self.own_control().advance(control::place(watch.sequence, 1));
         self.reach(watch, 1, &|_| true)?;
         self.compare(descriptor)
+    }
+
+    /// Puts where the call is made beside its descriptor, unless the last call there was made at the same place.
+    #[inline]
+    fn tell_site(&self, descriptor: &Descriptor) {
+        // Only the member in a call writes it.
+        let told = &self.told_sites[usize::from(!descriptor.sequence.is_multiple_of(2))];
+        if told.load(Ordering::Relaxed) != descriptor.site.number() {
+            told.store(descriptor.site.number(), Ordering::Relaxed);
+            self.own_control().write_site(descriptor.sequence, descriptor.site.text());
+        }
     }
 
     fn compare(&self, own: &Descriptor) -> Result<()> {
@@ -167,7 +183,8 @@ impl SharedCommunicator {
             return Ok(());
         }
         let calls = self.controls.iter().map(|control| control.descriptor(own.sequence));
-        descriptor::compare(own, self.own, &calls.collect::<Vec<_>>(), &self.seats, self.gate.suffix())
+        let site = |seat: usize| self.controls[seat].site(own.sequence);
+        descriptor::compare(own, self.own, &calls.collect::<Vec<_>>(), &self.seats, self.gate.suffix(), &site)
     }
 
     /// Ends a call: its place is the last, or, after an error that others cannot follow, the group is ended.
@@ -218,6 +235,7 @@ impl Communicator for SharedCommunicator {
             root: call.root as u64,
             shape: descriptor::shape(&call),
             lies: turn.place_of(&call, count),
+            site: call.site,
         };
         // Alive as long as the call: its array lies in it.
         let arena = descriptor.lies.and_then(|lies| turn.arenas.get(&lies.arena)).and_then(Weak::upgrade);

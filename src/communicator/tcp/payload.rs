@@ -95,7 +95,7 @@ impl TcpCommunicator {
         if descriptor.verb == Verb::AllToAll && is_counted {
             let row = |seat: usize| match turn.heard[seat].calls.front() {
                 _ if seat == own => inline.to_vec(),
-                heard => heard.map_or_else(Vec::new, |(_, inline)| inline.clone()),
+                heard => heard.map_or_else(Vec::new, |(_, inline, _)| inline.clone()),
             };
             parts::check_pairs(&(0..members).map(row).collect::<Vec<_>>(), own, &self.seats)?;
         }
@@ -203,7 +203,7 @@ impl TcpCommunicator {
     ) -> Result<Span<'t>> {
         let found = match turn.heard.get(seat).and_then(|heard| heard.calls.front()) {
             _ if seat == self.own => Some(inline),
-            found => found.map(|(_, inline)| inline.as_slice()),
+            found => found.map(|(_, inline, _)| inline.as_slice()),
         };
         let found = found.filter(|found| found.len() == byte_count);
         found.map(Span::of).ok_or_else(|| self.odd(seat))

@@ -46,8 +46,8 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(in crate::communicator) struct Heard {
     inbox: Inbox,
-    /// The calls it has entered and this member has not finished, first one first.
-    pub(super) calls: VecDeque<(Descriptor, Vec<u8>)>,
+    /// The calls it has entered and this member has not finished, first one first, each with what rode along and its site.
+    pub(super) calls: VecDeque<(Descriptor, Vec<u8>, String)>,
     last: Option<Descriptor>,
     refusal: Option<(u64, String)>,
     /// In which call it left, and why.
@@ -192,9 +192,9 @@ impl Heard {
         loop {
             match self.inbox.next() {
                 Next::Part => return,
-                Next::Frame(Frame::Enter(call, inline)) if self.calls.len() < CALL_LIMIT => {
+                Next::Frame(Frame::Enter(call, inline, site)) if self.calls.len() < CALL_LIMIT => {
                     self.last = Some(call);
-                    self.calls.push_back((call, inline));
+                    self.calls.push_back((call, inline, site));
                 }
                 Next::Frame(Frame::Leave(sequence, cause)) => {
                     self.left.get_or_insert((sequence, cause));

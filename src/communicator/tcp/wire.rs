@@ -5,12 +5,13 @@
 
 use crate::communicator::descriptor::{Cause, Descriptor};
 use crate::communicator::handshake::Reader;
+use crate::recorder::{SITE_BYTES, Site};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// The largest contribution that rides beside a call.
 pub(super) const INLINE_BYTES: usize = 8 << 10;
 /// The longest message without its length.
-pub(super) const FRAME_LIMIT: usize = INLINE_BYTES + 64;
+pub(super) const FRAME_LIMIT: usize = INLINE_BYTES + 64 + SITE_BYTES;
 /// The longest text in a message.
 const TEXT_LIMIT: usize = 1024;
 /// Bytes of a length.
@@ -19,8 +20,8 @@ const PREFIX: usize = 4;
 /// One message between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// The sender is in this call; a small contribution rides along.
-    Enter(Descriptor, Vec<u8>),
+    /// The sender is in this call, made at this place of its code; a small contribution rides along.
+    Enter(Descriptor, Vec<u8>, String),
     /// The sender left the group in the call with this number.
     Leave(u64, Cause),
     /// The sender closed the group after the call with this number.
@@ -42,7 +43,7 @@ impl Frame {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; PREFIX];
         match self {
-            Self::Enter(call, inline) => {
+            Self::Enter(call, inline, site) => {
                 bytes.push(1);
                 bytes.extend(call.sequence.to_le_bytes());
                 let kinds = [call.verb.number(), call.dtype.number(), call.op.number()];
@@ -51,6 +52,9 @@ impl Frame {
                 bytes.extend(call.count.to_le_bytes());
                 bytes.extend(call.root.to_le_bytes());
                 bytes.extend(call.shape.to_le_bytes());
+                let site = &site.as_bytes()[..site.floor_char_boundary(SITE_BYTES)];
+                bytes.push(u8::try_from(site.len()).unwrap_or(0));
+                bytes.extend(site);
                 bytes.extend_from_slice(inline);
             }
             Self::Leave(sequence, cause) => {
@@ -91,8 +95,13 @@ impl Frame {
                     root: reader.long()?,
                     shape: reader.long()?,
                     lies: None,
+                    site: Site::default(),
                 };
-                (reader.0.len() <= INLINE_BYTES).then(|| Self::Enter(descriptor, reader.0.to_vec()))
+                let [length] = reader.take::<1>()?;
+                let (site, inline) = reader.0.split_at_checked(usize::from(length))?;
+                let is_whole = site.len() <= SITE_BYTES && inline.len() <= INLINE_BYTES;
+                let site = text(site)?;
+                is_whole.then(|| Self::Enter(descriptor, inline.to_vec(), site))
             }
             2 => {
                 let lost = reader.long()?;
@@ -164,10 +173,12 @@ mod tests {
             root: 3,
             shape: 11,
             lies: None,
+            site: Site::default(),
         };
+        let site = "train.py:7".to_owned();
         vec![
-            Frame::Enter(call, vec![5; INLINE_BYTES]),
-            Frame::Enter(call, Vec::new()),
+            Frame::Enter(call, vec![5; INLINE_BYTES], "s".repeat(SITE_BYTES)),
+            Frame::Enter(call, Vec::new(), site),
             Frame::Leave(9, Cause { lost: Some(2), text: "left".into() }),
             Frame::Leave(9, Cause { lost: None, text: String::new() }),
             Frame::Close(u64::MAX),

@@ -203,9 +203,6 @@ impl Run {
             for call in record.calls.iter().rev().take(last).rev() {
                 let _ = writeln!(text, "  {} {call}, {}", time(call.entered), course(call));
             }
-            if !record.stacks.is_empty() {
-                let _ = writeln!(text, "stacks of index {}:\n{}", own.index, record.stacks.trim_end());
-            }
         }
     }
 
@@ -224,7 +221,6 @@ impl Run {
                 "has_failed": record.has_failed,
                 "call_count": record.begun,
                 "calls": calls,
-                "stacks": record.stacks,
                 "path": record.path,
             })
         });

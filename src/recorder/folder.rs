@@ -68,7 +68,6 @@ fn legal(name: &str) -> String {
 /// Removes a file, and its folder if it was the last one.
 pub(super) fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
-    let _ = std::fs::remove_file(path.with_extension("stacks"));
     if let Some(folder) = path.parent() {
         let _ = std::fs::remove_dir(folder);
     }

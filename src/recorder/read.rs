@@ -11,10 +11,6 @@ use super::layout::{
 use crate::error::{Error, Result};
 use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
 
-/// The longest text of stacks that is read.
-const STACKS_LIMIT: usize = 4 << 20;
-/// How the name of a file of stacks ends, beside that of the record.
-const STACKS: &str = "stacks";
 /// Files of a folder that are looked at.
 const FILES_LIMIT: usize = 100_000;
 
@@ -36,8 +32,6 @@ pub struct Record {
     pub begun: u64,
     /// The last calls, in their order.
     pub calls: Vec<RecordedCall>,
-    /// Stacks of the interpreter's threads, which it left beside the record when a call had failed somewhere; empty for none.
-    pub stacks: String,
 }
 
 /// One call of a record.
@@ -233,11 +227,9 @@ pub fn read(path: &Path) -> Result<Record> {
         return Err(corrupt(path, all.len() as u64, reason));
     }
     let bytes = Bytes(&all);
-    let stacks = open(&path.with_extension(STACKS), STACKS_LIMIT).unwrap_or_default();
     let clock = bytes.clock();
     let begun = bytes.header(Header::Next);
     let first = begun.saturating_sub(CALLS as u64);
-    let printable = |letter: char| letter.is_control() && letter != '\n';
     Ok(Record {
         path: path.to_owned(),
         identity: bytes.identity(),
@@ -245,7 +237,6 @@ pub fn read(path: &Path) -> Result<Record> {
         is_closed: bytes.header(Header::IsClosed) != 0,
         begun,
         calls: (first..begun).filter_map(|number| bytes.call(number, &clock)).collect(),
-        stacks: String::from_utf8_lossy(&stacks).replace(printable, " "),
     })
 }
 

@@ -1,5 +1,4 @@
-//! The report that a member leaves in which a call has failed: who was where. Its file is the sign for all interpreters of the
-//! run to leave their stacks.
+//! The report that a member leaves in which a call has failed: who was where.
 
 use std::fmt::Write;
 use std::path::Path;

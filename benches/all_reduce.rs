@@ -165,7 +165,7 @@ fn record(communicator: &Arc<SharedCommunicator>, index: usize) -> Outcome<()> {
     let recorder = Arc::new(Recorder::open(&Identity { index, ..Identity::default() }, None)?);
     let bare: &dyn Communicator = &**communicator;
     let recorded =
-        RecordedCommunicator::part(Arc::clone(communicator) as Arc<dyn Communicator>, recorder, "run");
+        RecordedCommunicator::new(Arc::clone(communicator) as Arc<dyn Communicator>, recorder, "run");
     let mut target = [0.0f32; 2];
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..21 {

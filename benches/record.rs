@@ -64,7 +64,7 @@ fn main() -> Result<(), Error> {
         reclaims: false,
     };
     let recorder = Arc::new(Recorder::open(&Identity { count: 1, ..Identity::default() }, Some(&place))?);
-    let group = RecordedCommunicator::part(Arc::new(Nothing), recorder, "run");
+    let group = RecordedCommunicator::new(Arc::new(Nothing), recorder, "run");
     let mut target = [0.0f32; 2];
     let mut run = |group: &dyn Communicator, site: fn() -> Site| {
         let call =

@@ -80,7 +80,14 @@ pub struct Recorder {
     has_failed: AtomicBool,
     has_reported: AtomicBool,
     is_closed: AtomicBool,
-    groups: Mutex<u32>,
+    groups: Mutex<Groups>,
+}
+
+/// The groups of a record: how many have had a name, and how many are open.
+#[derive(Debug, Default)]
+struct Groups {
+    named: u32,
+    open: u32,
 }
 
 /// A call that is being recorded.
@@ -118,7 +125,7 @@ impl Recorder {
             has_failed: AtomicBool::new(false),
             has_reported: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
-            groups: Mutex::new(0),
+            groups: Mutex::default(),
         };
         recorder.write_header(identity);
         Ok(recorder)
@@ -187,12 +194,25 @@ impl Recorder {
     /// The number of a group in this record; the groups after the 64th have that of the last.
     pub fn group(&self, name: &str) -> u32 {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = *groups;
+        let number = groups.named;
+        groups.open += 1;
         if (number as usize) < GROUPS {
             self.write_text(group_offset(number as usize), TEXT_BYTES, name);
-            *groups += 1;
+            groups.named += 1;
         }
         number.min(GROUPS as u32 - 1)
+    }
+
+    /// Notes that a group is closed; the last one ends the record.
+    pub fn leave_group(&self) {
+        let is_last = {
+            let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.open = groups.open.saturating_sub(1);
+            groups.open == 0
+        };
+        if is_last {
+            self.close();
+        }
     }
 
     /// Records that a call is entered.

@@ -1,6 +1,7 @@
 //! A group whose calls are recorded, whatever carries them: when they are entered, matched and left, and how they end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
@@ -13,23 +14,15 @@ pub struct RecordedCommunicator {
     inner: Arc<dyn Communicator>,
     recorder: Arc<Recorder>,
     group: u32,
-    /// Whether closing the group ends the record.
-    owns_record: bool,
+    is_closed: AtomicBool,
 }
 
 impl RecordedCommunicator {
-    /// The group of the whole run: closing it ends the record.
+    /// The group with its calls recorded; the last group of a record to be closed ends the record.
     #[must_use]
-    pub fn world(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>, name: &str) -> Arc<Self> {
+    pub fn new(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>, name: &str) -> Arc<Self> {
         let group = recorder.group(name);
-        Arc::new(Self { inner, recorder, group, owns_record: true })
-    }
-
-    /// A group within the run, whose calls go into the same record.
-    #[must_use]
-    pub fn part(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>, name: &str) -> Arc<Self> {
-        let group = recorder.group(name);
-        Arc::new(Self { inner, recorder, group, owns_record: false })
+        Arc::new(Self { inner, recorder, group, is_closed: AtomicBool::new(false) })
     }
 }
 
@@ -84,9 +77,15 @@ impl Communicator for RecordedCommunicator {
 
     fn close(&self) {
         self.inner.close();
-        if self.owns_record {
-            self.recorder.close();
+        if !self.is_closed.swap(true, Ordering::AcqRel) {
+            self.recorder.leave_group();
         }
+    }
+}
+
+impl Drop for RecordedCommunicator {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -144,7 +143,7 @@ mod tests {
         let identity = Identity { count: 2, pid: crate::sys::process::pid(), ..Identity::default() };
         let recorder = Arc::new(Recorder::open(&identity, Some(&place)).expect("memory is free"));
         let path = recorder.path().expect("the folder is writable").to_owned();
-        let group = RecordedCommunicator::world(Arc::new(Agreeing), recorder, "run");
+        let group = RecordedCommunicator::new(Arc::new(Agreeing), recorder, "run");
         let deadline = Deadline::after(std::time::Duration::from_secs(60));
         let mut array = [1.0f32, 2.0, 3.0];
         let (input, output) = (Span::of(&array).to_vec(), SpanMut::of(&mut array));

@@ -133,18 +133,11 @@ fn connect(
         None => phase("communicators", || join(proof, &group, deadline))?,
         Some(_) => network::join(exchange, proof, &topology, &group, &between, deadline)?,
     };
-    let (recorder, communicator) = match recorder {
-        Some(recorder) => {
-            let recorder = Arc::clone(recorder);
-            let group = RecordedCommunicator::part(communicator, Arc::clone(&recorder), &group.name);
-            (recorder, group)
-        }
-        None => {
-            let recorder = phase("record", || record::open(&records, &topology, index))?;
-            let group = RecordedCommunicator::world(communicator, Arc::clone(&recorder), &group.name);
-            (recorder, group)
-        }
+    let recorder = match recorder {
+        Some(recorder) => Arc::clone(recorder),
+        None => phase("record", || record::open(&records, &topology, index))?,
     };
+    let communicator = RecordedCommunicator::new(communicator, Arc::clone(&recorder), &group.name);
     let inner = Inner {
         index,
         topology,

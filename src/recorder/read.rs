@@ -157,7 +157,9 @@ impl Bytes<'_> {
             let span = i128::from(last.0) - i128::from(first.0);
             let passed = i128::from(ticks) - i128::from(first.0);
             let scale = i128::from(last.1) - i128::from(first.1);
-            (ticks != 0).then(|| i128::from(first.1) + passed.saturating_mul(scale) / span.max(1))
+            let moment = i128::from(first.1).saturating_add(passed.saturating_mul(scale) / span.max(1));
+            // A damaged file may say anything; what is left can be subtracted without a thought.
+            (ticks != 0).then(|| moment.clamp(0, i128::from(u64::MAX)))
         }
     }
 

@@ -93,3 +93,46 @@ fn is_running(folder: &Path) -> bool {
     // A record of another kernel is of a host that is not here, or of a time before this one was started.
     records.iter().any(|one| one.boot_id == boot_id && process::is_alive(one.pid, one.start_ticks))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::{Identity, Recorder};
+
+    #[test]
+    fn of_runs_that_were_killed_the_newest_are_kept_and_living_ones_are_left_alone() {
+        let nonce = crate::sys::random::nonce().expect("random");
+        let folder = std::env::temp_dir().join(format!("uform-folder-{nonce}"));
+        std::fs::create_dir(&folder).expect("made");
+        let open = |number: usize, identity: &Identity| {
+            let place = Place {
+                folder: folder.clone(),
+                user: Some("records".to_owned()),
+                run: format!("run {number}"),
+                is_temporary: true,
+                reclaims: true,
+            };
+            Recorder::open(identity, Some(&place)).expect("memory is free")
+        };
+        let pid = process::pid();
+        let own = Identity {
+            pid,
+            start_ticks: process::start_ticks(pid).expect("it lives"),
+            boot_id: process::boot_id().expect("it runs"),
+            ..Identity::default()
+        };
+        let living = open(0, &own);
+        // A record that is forgotten is what a kill leaves.
+        (1..=12).for_each(|number| std::mem::forget(open(number, &Identity::default())));
+        let names = || {
+            let entries = std::fs::read_dir(folder.join("records")).expect("there").flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        let kept = names();
+        assert_eq!(kept.len(), KEPT_RUNS + 1, "{kept:?}");
+        assert!(["run_0", "run_12"].iter().all(|name| kept.iter().any(|kept| kept == name)), "{kept:?}");
+        living.close();
+        assert!(!names().contains(&"run_0".to_owned()), "it has ended well");
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+}

@@ -46,7 +46,7 @@ lint: toolchain lint-rust wheel lint-python lint-deny
 
 bench: wheel
 	$(BIN)/python benches/import_time.py
-	cargo bench --locked --bench bootstrap --bench all_reduce --bench dispatch --bench kernels --bench record
+	cargo bench --locked --bench bootstrap --bench all_reduce --bench dispatch --bench kernels
 
 clean:
 	cargo clean

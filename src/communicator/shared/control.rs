@@ -43,14 +43,14 @@ const DONE: usize = 128;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
 /// Where the two last calls were made, beside their descriptors: read only by those who disagree.
-const SITES: usize = 2048;
+const SITES: usize = 3072;
 const SLOTS: usize = 4096;
 const SLOT_BYTES: usize = 8192;
 const DESCRIPTOR_BYTES: usize = 64;
 const STAGE: usize = SLOTS + 2 * SLOT_BYTES;
 const TEXT_LIMIT: usize = 512;
 /// Bytes of a text and its length.
-const SITE_ROOM: usize = 1024;
+const SITE_ROOM: usize = 256;
 
 /// The largest contribution that rides beside the descriptor.
 pub(super) const INLINE_BYTES: usize = SLOT_BYTES - DESCRIPTOR_BYTES;

@@ -177,7 +177,7 @@ with uform.Mesh.bootstrap(None, None) as mesh:
     except uform.DisagreedError as error:
         assert error.index == 1 - mesh.index, error.index
         lines = [7, 9] if mesh.index == 0 else [9, 7]
-        assert [f"<string>:{line}" in text for line, text in zip(lines, (error.mine, error.theirs))] == [True] * 2, error
+        assert [f"program.py:{line}" in text for line, text in zip(lines, (error.mine, error.theirs))] == [True] * 2, error
         print("disagreed", error)
     total = np.ones(1)
     mesh.all_reduce(total)

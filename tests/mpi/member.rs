@@ -41,12 +41,17 @@ fn play() {
     println!("role played");
 }
 
-fn met() -> (World, Box<dyn Exchange>) {
+fn meeting() -> (World, uform::Result<Box<dyn Exchange>>) {
     let world = World::join(None, &patience()).expect("MPI runs");
     let mut own = introduction(String::new());
     own.socket = format!("socket {}", world.rank());
-    let exchange = rendezvous::mpi::meet(&world, own, &patience()).expect("all come");
+    let exchange = rendezvous::mpi::meet(&world, own, &patience());
     (world, exchange)
+}
+
+fn met() -> (World, Box<dyn Exchange>) {
+    let (world, exchange) = meeting();
+    (world, exchange.expect("all come"))
 }
 
 fn group(world: &World) -> Group {
@@ -104,19 +109,21 @@ fn play_meeting() {
         assert!(all.iter().enumerate().all(|(index, bytes)| *bytes == payload(index)), "{phase}");
     }
     exchange.close();
-    // The reason of one that gives up reaches all, and so does who is late.
-    let (world, mut exchange) = met();
+    // The reason of one that gives up reaches all, those too that have not heard yet that all have come.
+    let (world, exchange) = meeting();
     let last = world.count() - 1;
     if world.rank() == last {
-        exchange.give_up(&Error::unsupported("the trial", "of this test"));
+        exchange.expect("all come").give_up(&Error::unsupported("the trial", "of this test"));
     } else {
-        match exchange.exchange("findings", b"x", &patience()).expect_err("one gave up") {
+        let heard = exchange.and_then(|mut exchange| exchange.exchange("findings", b"x", &patience()));
+        match heard.expect_err("one gave up") {
             Error::Lost { index, phase, .. } => {
                 assert!(index == last && phase.contains("the trial"), "{phase}")
             }
             error => panic!("{}", error.chain()),
         }
     }
+    // So does who is late.
     let (world, mut exchange) = met();
     if world.rank() == last {
         std::thread::sleep(Duration::from_secs(2));

@@ -16,7 +16,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 # pip's own news and compiled files of an older Python help nobody here.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test lint bench clean wheel lint-rust lint-python lint-deny-installed lint-deny \
+.PHONY: help train test lint bench bench-peers clean wheel lint-rust lint-python lint-deny-installed lint-deny \
 	test-rust test-python test-mpi test-mpi4py toolchain launchers network
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
@@ -34,6 +34,7 @@ help:
 	@echo "make test    everything that .ci/run runs"
 	@echo "make lint    formatting, lints, types and licences, without running a test"
 	@echo "make bench   measure this machine"
+	@echo "make bench-peers BENCH=DIR   compare with the peers that a bench in DIR starts, see docs/performance.md"
 	@echo "make install the C library, its header, uform.pc and the command, below PREFIX ($(PREFIX)); also uninstall"
 	@echo "make clean   remove everything that was built"
 
@@ -46,7 +47,16 @@ lint: toolchain lint-rust wheel lint-python lint-deny
 
 bench: wheel
 	$(BIN)/python benches/import_time.py
-	cargo bench --locked --bench bootstrap --bench all_reduce --bench dispatch --bench kernels
+	cargo bench --locked --bench bootstrap --bench all_reduce --bench latency --bench dispatch --bench kernels
+
+# BENCH is the folder of a bench whose run_peers.py takes plug-ins; its own variables say where the peers are.
+PEERS ?= uform,uform-arena,ompi5-best,ompi4-best,mpich-bind,impi-best
+SIZES ?= 8,4K,64K,1M,16M,64M,256M
+bench-peers: wheel
+	@[ -f "$(BENCH)/run_peers.py" ] || \
+		{ echo "make bench-peers needs BENCH=DIR, the folder of run_peers.py" >&2; exit 1; }
+	BENCH_PLUGIN=$(CURDIR)/benches/peers/plugin.py BENCH_UFORM=$(CURDIR)/$(VENV) \
+		$(BIN)/python $(BENCH)/run_peers.py --rounds 5 --spread --peers $(PEERS) -- --sizes $(SIZES) --budget 0.1
 
 clean:
 	cargo clean

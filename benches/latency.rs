@@ -89,9 +89,8 @@ fn run(samples: usize, folder: &Path) -> Result<()> {
     let members = members.collect::<Vec<_>>();
     let mut outcome = Ok(());
     for member in members {
-        let status = member.and_then(|mut child| {
-            child.wait().map_err(|error| Error::io("a member", "wait for", error))
-        });
+        let status = member
+            .and_then(|mut child| child.wait().map_err(|error| Error::io("a member", "wait for", error)));
         outcome = outcome.and(status.and_then(|status| match status.success() {
             true => Ok(()),
             false => Err(Error::io("a member", "measure", std::io::Error::other(status.to_string()))),

@@ -6,6 +6,9 @@ pub mod ccl;
 mod descriptor;
 mod gate;
 mod handshake;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod hostile;
 pub mod mpi;
 mod parts;
 mod progress;

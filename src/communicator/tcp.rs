@@ -450,3 +450,26 @@ impl Drop for TcpCommunicator {
         self.close();
     }
 }
+
+/// Bytes of a peer as frames and as published addresses.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_hostile(bytes: &[u8]) {
+    let Some((step, stream)) = bytes.split_first() else { return };
+    let mut inbox = wire::Inbox::default();
+    for part in stream.chunks(usize::from(*step) + 1) {
+        inbox.push(part);
+        loop {
+            match inbox.next() {
+                wire::Next::Frame(frame) => {
+                    let again = frame.encode();
+                    assert_eq!(wire::Frame::decode(&again[wire::PREFIX..]), Some(frame));
+                }
+                wire::Next::Part => break,
+                wire::Next::Garbled => return,
+            }
+        }
+    }
+    let found = address::Publication::decode(bytes);
+    assert_eq!(address::Publication::decode(&found.encode()).addresses, found.addresses);
+    let _ = found.to_string();
+}

@@ -1,6 +1,9 @@
 //! How processes meet: each ends with the same roster, or each with an error that says why.
 
 pub mod directory;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod hostile;
 pub mod memory;
 pub mod mpi;
 mod reason;

@@ -207,6 +207,16 @@ pub fn meet(world: &World, introduction: Introduction, deadline: &Deadline<'_>) 
     Ok(Box::new(met))
 }
 
+/// What another rank may have sent, as a message and as a registration.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_hostile(bytes: &[u8]) -> Option<Introduction> {
+    if let Some(word) = Word::decode(bytes) {
+        assert_eq!(Word::decode(&word.encode()), Some(word));
+    }
+    let read = serde_json::from_slice::<(String, [u8; 32], Member)>(bytes).ok()?;
+    Some(read.2.introduction)
+}
+
 impl Met {
     fn own(&self) -> usize {
         self.world.rank()

@@ -368,7 +368,7 @@ impl Folder {
 }
 
 /// The payload of a whole record.
-fn unframe(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+pub(crate) fn unframe(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     let end = bytes.iter().take(HEADER_BYTES).position(|byte| *byte == b'\n')?;
     let header = std::str::from_utf8(&bytes[..end]).ok()?;
     let mut fields = header.strip_prefix(HEADER)?.split_ascii_whitespace();

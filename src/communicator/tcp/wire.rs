@@ -15,7 +15,7 @@ pub(super) const FRAME_LIMIT: usize = INLINE_BYTES + 64 + SITE_BYTES;
 /// The longest text in a message.
 const TEXT_LIMIT: usize = 1024;
 /// Bytes of a length.
-const PREFIX: usize = 4;
+pub(super) const PREFIX: usize = 4;
 
 /// One message between members.
 #[derive(Clone, Debug, PartialEq, Eq)]

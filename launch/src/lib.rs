@@ -1,5 +1,6 @@
 //! The commands of `uform`, one file each; the binary and the wheel's console script call [`run`].
 
+mod bench;
 mod devices;
 mod doctor;
 mod failure;
@@ -24,6 +25,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::Options),
     Launch(launch::Options),
     Devices(devices::Options),
     Topology(topology::Options),
@@ -52,6 +54,7 @@ pub fn run_with_python(arguments: impl IntoIterator<Item = OsString>, python: Op
     };
     start_log();
     let result = match arguments.command {
+        Command::Bench(options) => bench::execute(&options, python),
         Command::Launch(options) => launch::execute(&options, python),
         Command::Devices(options) => devices::execute(&options),
         Command::Topology(options) => topology::execute(&options),

@@ -47,7 +47,7 @@ pub(crate) fn execute(options: &Options) -> Result<i32, Failure> {
 }
 
 /// Writes a file as a whole: whoever reads it meanwhile sees the old one or the new one.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failure = |error| Failure::system(format!("write {}", path.display()), error);
     // A device or a pipe cannot be replaced.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {

@@ -24,7 +24,9 @@ use self::folder::Meeting;
 use self::hosts::{Hosts, Part, Range};
 use self::output::Output;
 use self::program::Program;
-use self::supervisor::{Event, Outcome, Signals, Supervisor};
+pub(crate) use self::supervisor::{Event, Signals};
+use self::supervisor::{Outcome, Supervisor};
+pub(crate) use self::variables::is_foreign;
 use crate::Failure;
 
 /// The most processes one launcher starts.
@@ -94,6 +96,28 @@ pub(crate) struct Options {
     /// The program and its arguments; one that ends in .py is run by Python
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+    /// Whether what index 0 writes to its standard output is passed on as it is.
+    #[arg(skip)]
+    is_bare: bool,
+}
+
+impl Options {
+    /// Processes of this host that act as one command: what index 0 prints is the command's output.
+    pub(crate) fn plain(count: u64, program: Vec<OsString>) -> Self {
+        Self {
+            processes: Processes::Given(count),
+            hosts: None,
+            max_restarts: 0,
+            output: None,
+            directory: None,
+            job: None,
+            timeout: None,
+            grace: 5.0,
+            no_pin: false,
+            program,
+            is_bare: true,
+        }
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -293,7 +317,7 @@ impl Job<'_> {
         meeting: &Meeting,
         hosts: Option<&mut Hosts>,
     ) -> Result<Outcome, Failure> {
-        let output = Output::open(self.options.output.as_deref())?;
+        let output = Output::open(self.options.output.as_deref(), self.options.is_bare)?;
         let guards = Guards::open()?;
         let mut members = Vec::with_capacity(self.count);
         for local in 0..self.count {

@@ -53,7 +53,9 @@ impl Output {
     /// Starts the thread.
     ///
     /// With a folder what the processes write goes into files in it, and not to the launcher's own streams.
-    pub(super) fn open(folder: Option<&Path>) -> Result<Self, Failure> {
+    ///
+    /// A bare one passes on what index 0 writes to its standard output without saying whose it is.
+    pub(super) fn open(folder: Option<&Path>, is_bare: bool) -> Result<Self, Failure> {
         if let Some(folder) = folder {
             let made = std::fs::create_dir_all(folder);
             made.map_err(|error| Failure::system(format!("use --output {}", folder.display()), error))?;
@@ -66,7 +68,7 @@ impl Output {
             received,
             woken,
             finishing: false,
-            screen: Screen::of_this_process(),
+            screen: Screen { is_bare, ..Screen::of_this_process() },
             last_lines: LastLines::new(),
         };
         let thread = std::thread::Builder::new().name("uform-output".into()).spawn(move || pump.run());
@@ -343,6 +345,8 @@ struct Screen {
     live: Option<(Stream, Vec<u8>)>,
     /// Where a live line stands now.
     drawn: Option<Stream>,
+    /// Whether index 0 writes as if it were alone.
+    is_bare: bool,
 }
 
 impl Screen {
@@ -352,7 +356,7 @@ impl Screen {
         let colour = !dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let sink =
             |terminal| Sink { terminal, moves: terminal && !dumb, colour: terminal && colour, broken: false };
-        Self { out: sink(out), err: sink(err), live: None, drawn: None }
+        Self { out: sink(out), err: sink(err), live: None, drawn: None, is_bare: false }
     }
 
     fn sink(&mut self, stream: Stream) -> &mut Sink {
@@ -368,6 +372,9 @@ impl Screen {
     }
 
     fn prefix(&self, stream: Stream, index: usize) -> Vec<u8> {
+        if self.is_bare && stream == Stream::Out && index == 0 {
+            return Vec::new();
+        }
         let colour = if stream == Stream::Out { self.out.colour } else { self.err.colour };
         if !colour {
             return format!("[{index}] ").into_bytes();

@@ -34,20 +34,20 @@ const HOSTS_INTERVAL: Duration = Duration::from_millis(100);
 const HASTE: Duration = Duration::from_secs(2);
 
 /// What the supervisor is told.
-pub(super) enum Event {
+pub(crate) enum Event {
     /// The launcher got this signal; `true` if its processes got it too.
     Signal(i32, bool),
 }
 
 /// The thread that turns the launcher's signals into events.
-pub(super) struct Signals {
+pub(crate) struct Signals {
     handle: Handle,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Signals {
     /// Catches the signals from here on. SIGHUP stays ignored where it is (nohup).
-    pub(super) fn open() -> Result<(Self, Receiver<Event>), Failure> {
+    pub(crate) fn open() -> Result<(Self, Receiver<Event>), Failure> {
         let mut wanted = vec![SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2];
         if !is_ignored(SIGHUP) {
             wanted.push(SIGHUP);

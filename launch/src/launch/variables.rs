@@ -76,7 +76,7 @@ const SETTINGS: &str = "OMPI_MCA_";
 const LAUNCH_SETTINGS: [&str; 3] = ["OMPI_MCA_orte_", "OMPI_MCA_ess_", "OMPI_MCA_pmix"];
 
 /// Whether a variable tells a process its place in another run.
-fn is_foreign(name: &str) -> bool {
+pub(crate) fn is_foreign(name: &str) -> bool {
     if name.starts_with(SETTINGS) {
         return LAUNCH_SETTINGS.iter().any(|prefix| name.starts_with(prefix));
     }

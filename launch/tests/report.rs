@@ -163,10 +163,10 @@ fn who_is_killed_in_a_call_leaves_its_record_and_the_others_name_it() {
     };
     let own = file!();
     assert!(
-        line(0).contains("failed in broadcast #1501(4 f32, root 1) at") && line(0).contains(own),
+        line(0).contains("failed in broadcast #1501(4 F32, root 1) at") && line(0).contains(own),
         "{shown}"
     );
-    assert!(line(1).contains("died: in the user's code after all_reduce #1500(4 f32, max)"), "{shown}");
+    assert!(line(1).contains("died: in the user's code after all_reduce #1500(4 F32, MAX)"), "{shown}");
     let value = json(&run);
     let members = &value["runs"][0]["members"];
     let count = |index: usize| members[index]["calls"].as_array().map_or(0, Vec::len);

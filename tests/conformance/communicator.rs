@@ -1,8 +1,9 @@
 //! What every communicator must do, whatever its members are.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use uform::communicator::{Call, Communicator};
+use uform::communicator::{Call, Communicator, Progress};
 use uform::error::Error;
 use uform::recorder::Site;
 use uform::sys::kernel::Table;
@@ -245,8 +246,7 @@ fn arenas(communicator: &dyn Communicator, is_shared: bool) {
         assert!(arena.part(count).is_none());
         run::<u8>(communicator, Verb::Barrier, ReduceOp::Sum, None, &mut []).expect("all have read");
         // An array in shared memory is an array like another.
-        let mut numbers = communicator.arena(8 * 3001, &patience()).expect("memory is free");
-        let numbers = std::sync::Arc::get_mut(&mut numbers).expect("only this one");
+        let numbers = communicator.arena(8 * 3001, &patience()).expect("memory is free");
         let mut part = numbers.part_mut(seat).expect("a seat");
         part.copy_from(Span::of(&values(seat, 3001))).expect("equal lengths");
         let output = numbers.part_mut(seat).expect("a seat");
@@ -406,6 +406,35 @@ fn members_of_several_hosts_conform() {
             members::tiered_threads(hosts, piece_bytes, |communicator| suite(&*communicator, false));
         }
     }
+}
+
+/// Reports tell it: what passes through stages advances piece by piece, what is read where it lies as a whole.
+#[test]
+fn arrays_of_an_arena_pass_through_no_stage() {
+    /// A report is due once this has passed since the last one.
+    const DUE: Duration = Duration::from_millis(60);
+    const ENOUGH: usize = 3;
+    let reports = |communicator: &dyn Communicator, output: SpanMut<'_>| {
+        let count = AtomicUsize::new(0);
+        let tell = |_: u64, _: u64| {
+            if count.fetch_add(1, Ordering::Relaxed) < ENOUGH {
+                std::thread::sleep(DUE);
+            }
+        };
+        let progress = Progress::new(&tell);
+        progress.start(output.byte_count() as u64);
+        std::thread::sleep(DUE);
+        let call = Call::of::<f64>(Verb::AllReduce, ReduceOp::Sum, 0, None, output);
+        communicator.run(Call { progress: Some(progress), ..call }, &patience()).expect("reduced");
+        count.into_inner()
+    };
+    members::threads(2, TINY, |communicator| {
+        let seat = communicator.seat();
+        let arena = communicator.arena(8 * 3000, &patience()).expect("memory is free");
+        assert_eq!(reports(&*communicator, arena.part_mut(seat).expect("a seat")), 1, "in an arena");
+        let private = reports(&*communicator, SpanMut::of(&mut values(seat, 3000)));
+        assert!(private >= ENOUGH, "{private} reports of a private array");
+    });
 }
 
 /// Within a host in the order of seats, then host by host: the same bits whether an array is small or large.

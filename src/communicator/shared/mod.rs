@@ -254,8 +254,13 @@ impl Communicator for SharedCommunicator {
             .and_then(|()| self.make_arena(&watch, turn.arena_count, byte_count))
             .map(|arena| made = Some(arena));
         self.finish(&mut turn, &watch, result)?;
-        made.map(|arena| Arc::new(arena) as Arc<dyn SharedArena>)
-            .ok_or_else(|| Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() })
+        let nothing = || Error::Closed { what: "the arena".to_owned(), why: "it was not made".to_owned() };
+        let arena = Arc::new(made.ok_or_else(nothing)?);
+        let number = turn.arena_count;
+        // From now on calls find out whether their arrays lie in it.
+        turn.arenas.retain(|_, arena| arena.strong_count() > 0);
+        turn.arenas.insert(number, Arc::downgrade(&arena));
+        Ok(arena)
     }
 
     fn refuse(&self, verb: Verb, reason: &Error) {

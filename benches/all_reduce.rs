@@ -56,6 +56,7 @@ fn introduction(socket: String) -> Outcome<Introduction> {
         cores,
         quota_cores: None,
         visible_gpus: Vec::new(),
+        driven_gpus: None,
         socket,
         launcher: "bench".into(),
         local_index: None,

@@ -549,7 +549,10 @@ uform_status_t uform_executor_for_ram(uform_host_options_t const *options, uform
 uform_status_t uform_executor_on_pool(void *pool, uform_host_options_t const *options, uform_executor_t **executor);
 
 /**
- *  Makes an executor of one stream per GPU.
+ *  Makes an executor of one stream per GPU, with host threads near them.
+ *
+ *  It starts the GPUs' driver, after which a forked child may not use it. Wrong ordinals and classes are
+ *  `uform_status_invalid_k`; no GPU, and a driver that is missing, too old or does not start, `uform_status_unsupported_k`.
  *
  *  @param options NULL for all GPUs of this process.
  */

@@ -36,7 +36,7 @@ pub mod vocabulary;
 pub use communicator::{Progress, ProgressCallback};
 pub use environment::MeshOptions;
 pub use error::{Error, Result};
-pub use executor::{Deferred, Executor, HostOptions};
+pub use executor::{Deferred, Executor, HostOptions, VramOptions};
 pub use mesh::{Arena, DeferredMesh, Mesh};
 pub use sys::mpi::Handle as MpiCommunicator;
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};

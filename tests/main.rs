@@ -11,6 +11,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::arrays::ROLES,
     conformance::communicator::ROLES,
     conformance::deferred::ROLES,
+    conformance::gpu::ROLES,
     conformance::group::ROLES,
     conformance::trainer::ROLES,
     contract::machines::ROLES,

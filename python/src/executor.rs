@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-use uform::HostOptions;
 use uform::sys::{Deadline, InterruptCheck};
 use uform::vocabulary::{GpuClass, Mood};
+use uform::{HostOptions, VramOptions};
 
 use crate::detached::Detached;
 use crate::interrupt::blocking;
@@ -83,9 +83,14 @@ impl Executor {
         Ok(Self::new(inner))
     }
 
-    /// An executor for GPU memory; raises UnsupportedError: not in this version.
+    /// An executor of one stream for each GPU, with host threads near them.
     ///
-    /// devices: positions in gpu_devices(); None for all. scratch_limit: bytes per device, 0 for no limit.
+    /// devices: positions in gpu_devices(); None for all. scratch_limit: bytes that its calls may take of each, 0 for no limit.
+    /// gpu_class: the class that GPU kernels dispatch as; None for that of the GPUs. The rest is as in for_ram; memory_domains
+    /// None are those near the GPUs. It starts the GPUs' driver: processes forked afterwards cannot use GPUs.
+    ///
+    /// Raises UnsupportedError without GPUs or a driver that starts, InvalidError for a GPU that is not there or is listed
+    /// twice and for a class that it cannot run, VendorError and ExhaustedError naming the GPU.
     #[classmethod]
     #[pyo3(
         signature = (
@@ -106,10 +111,16 @@ impl Executor {
         let devices = devices.map(|given| argument::ordinals("devices", given)).transpose()?;
         let devices =
             devices.map(|devices| devices.iter().map(|device| *device as usize).collect::<Vec<_>>());
-        argument::count_or("scratch_limit", scratch_limit, 0)?;
-        of_optional_argument::<GpuClass>("gpu_class", gpu_class)?;
-        host_options(None, memory_domains, deferred_limit, cpu_class)?;
-        let inner = blocking(cls.py(), |_| uform::Executor::for_vram(devices.as_deref()))?;
+        let host = host_options(None, memory_domains, deferred_limit, cpu_class)?;
+        let options = VramOptions {
+            devices,
+            scratch_limit: argument::count_or("scratch_limit", scratch_limit, 0)? as u64,
+            deferred_limit: host.deferred_limit,
+            gpu_class: of_optional_argument::<GpuClass>("gpu_class", gpu_class)?,
+            memory_domains: host.memory_domains,
+            cpu_class: host.cpu_class,
+        };
+        let inner = blocking(cls.py(), |interrupt| uform::Executor::for_vram_within(&options, interrupt))?;
         Ok(Self::new(inner))
     }
 

@@ -105,6 +105,7 @@ pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
         cores: view.cores,
         quota_cores: view.quota_cores,
         visible_gpus: view.gpus.into_iter().map(|device| device.identity).collect(),
+        driven_gpus: None,
         socket,
         launcher: launch.launcher.clone(),
         local_index: launch.local_index.as_ref().map(|local| local.value),

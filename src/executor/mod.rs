@@ -19,16 +19,18 @@ use std::time::Duration;
 
 pub use deferred::{Deferred, DoneHook};
 pub use host::HostOptions;
+pub use stream::VramOptions;
 
 use crate::device;
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
-use crate::sys::{CHECK_INTERVAL, Deadline, numa, process};
-use crate::topology::{Placement, Request, Seeker};
-use crate::vocabulary::{CpuClass, Mood};
+use crate::sys::{CHECK_INTERVAL, Deadline, InterruptCheck, numa, process};
+use crate::topology::{GpuDevice, Placement, Request, Seeker};
+use crate::vocabulary::{CpuClass, GpuClass, Mood};
 
 pub(crate) use line::Job;
 use line::{Line, Next, Seat};
+use stream::{Choice, Devices};
 
 /// How long dropping the last handle waits for the threads to end.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
@@ -43,6 +45,8 @@ struct Inner {
     line: Line,
     /// `None` once closed; taken by close only, when nobody holds the executor.
     pool: Mutex<Option<host::Pool>>,
+    /// The GPUs, for an executor of streams; `None` once closed. Arenas may hold them longer.
+    devices: Mutex<Option<Arc<Devices>>>,
     placement: Placement,
     cpu_class: CpuClass,
     /// Of `cpu_class`.
@@ -106,11 +110,20 @@ impl Executor {
     /// # Errors
     /// As [`Executor::for_ram`].
     pub fn placed(placement: Placement, deferred_limit: usize, cpu_class: Option<CpuClass>) -> Result<Self> {
-        let cpu_class = device::cpu_class(cpu_class)?;
+        Self::with(placement, deferred_limit, device::cpu_class(cpu_class)?, None)
+    }
+
+    fn with(
+        placement: Placement,
+        deferred_limit: usize,
+        cpu_class: CpuClass,
+        devices: Option<Devices>,
+    ) -> Result<Self> {
         let pool = host::Pool::open(&placement)?;
         Ok(Self(Arc::new(Inner {
             line: Line::new(deferred_limit),
             pool: Mutex::new(Some(pool)),
+            devices: Mutex::new(devices.map(Arc::new)),
             placement,
             cpu_class,
             kernels: Table::of(cpu_class),
@@ -129,12 +142,67 @@ impl Executor {
         Err(Error::unsupported("an executor on a foreign pool", why))
     }
 
-    /// An executor of one stream per GPU.
+    /// An executor of one stream for each GPU, with host threads near them.
+    ///
+    /// This starts the GPUs' driver, after which a forked child may not use it.
+    ///
+    /// ```no_run
+    /// let executor = uform::Executor::for_vram(&uform::VramOptions::default())?;
+    /// assert_eq!(executor.gpus().len(), uform::device::gpu_devices()?.len());
+    /// # Ok::<(), uform::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// `Unsupported`: this version drives host memory only.
-    pub fn for_vram(devices: Option<&[usize]>) -> Result<Self> {
-        stream::open(devices).map(|never| match never {})
+    /// `Invalid` for an ordinal that is not there or is listed twice, for a class that a GPU cannot run, and as
+    /// [`Executor::for_ram`]; `Unsupported` without GPUs, and without a driver that starts and is new enough; `Vendor` and
+    /// `Exhausted` naming the GPU; `TimedOut` if the driver does not start within 300 seconds.
+    pub fn for_vram(options: &VramOptions) -> Result<Self> {
+        Self::for_vram_within(options, None)
+    }
+
+    /// As [`Executor::for_vram`], asking `interrupt` at least every 50 ms while it waits.
+    ///
+    /// # Errors
+    /// As [`Executor::for_vram`], and `Interrupted`.
+    pub fn for_vram_within(options: &VramOptions, interrupt: Option<InterruptCheck<'_>>) -> Result<Self> {
+        let deadline = Deadline::after(stream::OPEN_LIMIT);
+        let deadline = match interrupt {
+            Some(interrupt) => deadline.interruptible(interrupt),
+            None => deadline,
+        };
+        let view = device::view()?;
+        let choice = Choice::of(&view, options)?;
+        let cpu_class = device::cpu_class(options.cpu_class)?;
+        let request = Request::alone(seeker(&view), &view.survey);
+        let placement = choice.placement(request, options.memory_domains.clone())?;
+        let devices = choice.open(&deadline)?;
+        Self::with(placement, options.deferred_limit, cpu_class, Some(devices))
+    }
+
+    /// The GPUs whose streams it has, in the order that was asked for; empty for one of host threads, and once closed.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<GpuDevice> {
+        self.devices().map_or_else(Vec::new, |devices| devices.gpus().cloned().collect())
+    }
+
+    /// The class that GPU kernels dispatch as on it; `None` without GPUs, for a mixture, and for GPUs of no known class.
+    #[must_use]
+    pub fn gpu_class(&self) -> Option<GpuClass> {
+        self.devices().and_then(|devices| devices.gpu_class())
+    }
+
+    /// The bytes of scratch memory that its calls may take of each GPU; 0 for no limit.
+    #[must_use]
+    pub fn scratch_limit(&self) -> u64 {
+        self.devices().map_or(0, |devices| devices.scratch_limit())
+    }
+
+    /// The GPUs, while it is open, in the process that opened them.
+    pub(crate) fn devices(&self) -> Option<Arc<Devices>> {
+        if process::pid() != self.0.pid {
+            return None;
+        }
+        lock(&self.0.devices).clone()
     }
 
     /// How many threads its pool has.
@@ -227,18 +295,22 @@ impl Executor {
         deferred
     }
 
-    /// Waits for every call that was submitted before, then sets what idle threads do.
+    /// Waits for every call that was submitted before and for the GPUs, then sets what idle threads do.
     ///
     /// Stands in the line whatever its limit. [`Mood::Parked`] threads sleep and use no CPU; [`Mood::Busy`] threads spin, so
     /// that a deferred call or a parallel section starts within microseconds. A new call wakes either.
     ///
     /// # Errors
-    /// `TimedOut` naming the call that still holds it; `Interrupted`; `Contended` from inside of a call on it; `Closed`.
+    /// `TimedOut` naming the call that still holds it, or the GPU that still works; `Interrupted`; `Contended` from inside of a
+    /// call on it; `Closed`; `Vendor` naming the GPU whose work has failed.
     pub fn drain(&self, mood: Mood, deadline: &Deadline<'_>) -> Result<()> {
         self.check_process()?;
         let seat = self.0.line.enter("drain", true, false)?;
         let hold = Place::of(self, seat).wait(deadline)?;
         self.0.line.wait_settled(deadline)?;
+        if let Some(devices) = self.devices() {
+            devices.wait(deadline)?;
+        }
         self.set_mood(mood);
         drop(hold);
         Ok(())
@@ -281,6 +353,9 @@ impl Executor {
         }
         self.refuse_all();
         self.0.line.wait_free(deadline)?;
+        // Its own hold of the GPUs; the last one closes them, after it has waited for their work.
+        let devices = lock(&self.0.devices).take();
+        drop(devices);
         // Taken out, so that nobody waits for this lock while threads end.
         let Some(mut pool) = lock(&self.0.pool).take() else { return Ok(()) };
         let ended = pool.end(deadline);
@@ -551,7 +626,7 @@ impl Drop for Inner {
         let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         // A forked child has none of the threads: there is nothing to wait for, and no handle may be joined.
         if process::pid() != self.pid {
-            std::mem::forget(pool);
+            std::mem::forget((pool, self.devices.get_mut().map(Option::take)));
             return;
         }
         if let Some(mut pool) = pool
@@ -571,6 +646,7 @@ fn seeker(view: &device::View) -> Seeker {
         cores: view.cores.clone(),
         quota_cores: view.quota_cores,
         visible_gpus: view.gpus.iter().map(|gpu| gpu.identity.clone()).collect(),
+        driven_gpus: None,
         gpu_domains: view.gpus.iter().map(|gpu| gpu.memory_domain).collect(),
     }
 }

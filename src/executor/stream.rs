@@ -1,18 +1,294 @@
-//! One stream per GPU: the executors of device memory.
+//! GPUs as an executor holds them: one stream each, beside host threads near them.
 
-use std::convert::Infallible;
+use std::collections::BTreeSet;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use crate::error::Result;
-use crate::sys::absent;
+use crate::device::View;
+use crate::error::{Error, Missing, Result};
+use crate::sys::gpu::{Device, Driver, Stream};
+use crate::sys::{CHECK_INTERVAL, Deadline, process};
+use crate::topology::{GpuDevice, Placement, Request};
+use crate::vocabulary::{CpuClass, GpuClass, GpuVendor};
 
-/// Opens these ordinals of `gpu_devices()`, all for `None`.
-///
-/// # Errors
-/// `Unsupported` in this version.
-pub(super) fn open(devices: Option<&[usize]>) -> Result<Infallible> {
-    let what = match devices {
-        Some(devices) => format!("an executor of GPU streams on devices {devices:?}"),
-        None => "an executor of GPU streams".to_owned(),
+/// How long opening GPUs may take: a driver that nobody has open starts in seconds.
+pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long the last handle waits for work that is still on a GPU.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a caller asks of an executor of GPU streams; the default asks for all GPUs that this process sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VramOptions {
+    /// Ordinals in `gpu_devices()`; `None` for all.
+    pub devices: Option<Vec<usize>>,
+    /// The bytes of scratch memory that calls may take of each GPU; 0 for no limit.
+    pub scratch_limit: u64,
+    /// How many deferred calls may wait behind the one that holds the executor.
+    pub deferred_limit: usize,
+    /// The class that GPU kernels dispatch as; `None` takes that of the GPUs.
+    pub gpu_class: Option<GpuClass>,
+    /// The memory domains of the host's threads; `None` for those that the GPUs are near.
+    pub memory_domains: Option<Vec<u32>>,
+    /// The class that host kernels dispatch as; `None` takes the best that is compiled and available.
+    pub cpu_class: Option<CpuClass>,
+}
+
+/// The GPUs of an executor, open; the last handle closes them.
+pub(crate) struct Devices {
+    seats: Vec<Seat>,
+    gpu_class: Option<GpuClass>,
+    scratch_limit: u64,
+    pid: u32,
+}
+
+/// One of them.
+struct Seat {
+    gpu: GpuDevice,
+    ordinal: usize,
+    /// Before the device: closed first.
+    stream: Stream,
+    device: Arc<Device>,
+}
+
+/// What was chosen, before anything is opened.
+pub(super) struct Choice {
+    vendor: GpuVendor,
+    /// Ordinals with what they are, in the caller's order.
+    gpus: Vec<(usize, GpuDevice)>,
+    gpu_class: Option<GpuClass>,
+    scratch_limit: u64,
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_list().entries(self.seats.iter().map(|seat| seat.ordinal)).finish()
+    }
+}
+
+impl Choice {
+    /// Which GPUs a caller means.
+    ///
+    /// # Errors
+    /// `Invalid` for an ordinal that is not there or comes twice, for GPUs of two vendors, and for a class that one of them
+    /// cannot run; `Unsupported` where this process sees none.
+    pub(super) fn of(view: &View, options: &VramOptions) -> Result<Self> {
+        let refuse = |reason: String| {
+            Err(Error::invalid("devices", format!("{:?}", options.devices), "argument", reason))
+        };
+        let seen = &view.gpus;
+        let ordinals = match &options.devices {
+            None if seen.is_empty() => {
+                let notes = if view.notes.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", view.notes.join("; "))
+                };
+                let why = format!(
+                    "this process sees no GPU{}{notes}; Executor::for_ram works on host memory",
+                    shown(view)
+                );
+                return Err(Error::unsupported("an executor of GPU streams", why));
+            }
+            None => (0..seen.len()).collect(),
+            Some(devices) => devices.clone(),
+        };
+        if ordinals.is_empty() {
+            return refuse("names none; None takes all that this process sees".to_owned());
+        }
+        let mut before = BTreeSet::new();
+        for ordinal in &ordinals {
+            let Some(gpu) = seen.get(*ordinal) else {
+                return refuse(format!("there is no GPU {ordinal}: {}", listing(view)));
+            };
+            if !before.insert(*ordinal) {
+                return refuse(format!("{} is listed twice", name_of(*ordinal, gpu)));
+            }
+        }
+        let gpus = ordinals.iter().map(|ordinal| (*ordinal, seen[*ordinal].clone())).collect::<Vec<_>>();
+        let (first, gpu) = &gpus[0];
+        if let Some((other, another)) = gpus.iter().find(|(_, other)| other.vendor != gpu.vendor) {
+            let (one, two) = (name_of(*first, gpu), name_of(*other, another));
+            return refuse(format!("{one} and {two} are of two vendors: take those of one"));
+        }
+        let gpu_class = class_of(&gpus, options.gpu_class)?;
+        Ok(Self { vendor: gpu.vendor, gpus, gpu_class, scratch_limit: options.scratch_limit })
+    }
+
+    /// Where the host's threads sit: one for each GPU, near them where this process may be there.
+    ///
+    /// # Errors
+    /// As [`Placement::derive`].
+    pub(super) fn placement(&self, request: Request, asked: Option<Vec<u32>>) -> Result<Placement> {
+        let devices = self.gpus.iter().map(|(ordinal, _)| *ordinal).collect::<Vec<_>>();
+        let request = Request { threads: self.gpus.len(), ..request };
+        let derive = |memory_domains| {
+            let request = Request { memory_domains, ..request.clone() };
+            Placement::derive(&request).map(|placement| Placement { devices: devices.clone(), ..placement })
+        };
+        if asked.is_some() {
+            return derive(asked);
+        }
+        let near = self.gpus.iter().filter_map(|(_, gpu)| gpu.memory_domain).collect::<BTreeSet<_>>();
+        // Those near the GPUs may have none of this process's cores.
+        if near.is_empty() {
+            derive(None)
+        } else {
+            derive(Some(near.into_iter().collect())).or_else(|_| derive(None))
+        }
+    }
+
+    /// Opens them on a thread of its own, as nothing limits how long a driver takes to start.
+    ///
+    /// # Errors
+    /// `Unsupported` for a machine without the driver, and one that is too old or does not start; `Invalid` for a GPU that the
+    /// driver does not show; `Vendor`, `Exhausted`; `TimedOut`, `Interrupted`: what is opened afterwards is closed again.
+    pub(super) fn open(self, deadline: &Deadline<'_>) -> Result<Devices> {
+        let phase = format!("opening {}", names(&self.gpus));
+        let (give, take) = mpsc::channel();
+        let start = std::thread::Builder::new().name("uform-open".to_owned());
+        start
+            .spawn(move || {
+                // Without a receiver nobody waits any more, and what was opened is dropped.
+                let _ = give.send(self.open_here());
+            })
+            .map_err(|error| Error::Exhausted {
+                place: format!("this process's thread limit ({error})"),
+                wanted_bytes: 8 << 20,
+                free_bytes: 0,
+                remedy: "raise `ulimit -u` or the pids cgroup".to_owned(),
+            })?;
+        loop {
+            match take.recv_timeout(CHECK_INTERVAL / 2) {
+                Ok(opened) => return opened,
+                Err(mpsc::RecvTimeoutError::Timeout) => deadline.check(&phase, Vec::<Missing>::new)?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Error::unsupported(phase, "the thread that did it ended by a panic"));
+                }
+            }
+        }
+    }
+
+    fn open_here(self) -> Result<Devices> {
+        let driver = Driver::open(self.vendor)?;
+        let shown = (0..driver.count()?).map(|number| driver.identity(number)).collect::<Result<Vec<_>>>()?;
+        let open = |(ordinal, gpu): (usize, GpuDevice)| {
+            let name = name_of(ordinal, &gpu);
+            let number = shown.iter().position(|identity| is_same(&gpu, identity)).ok_or_else(|| {
+                let reason = format!(
+                    "{name} is on this machine, but the driver shows {} and not this one: look at the visibility variables and \
+                     the container's devices",
+                    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
+                );
+                Error::invalid("devices", ordinal, "argument", reason)
+            })?;
+            let device = Device::open(driver, number, &name)?;
+            Ok(Seat { stream: Stream::open(&device)?, device, gpu, ordinal })
+        };
+        let seats = self.gpus.into_iter().map(open).collect::<Result<_>>()?;
+        let (gpu_class, scratch_limit, pid) = (self.gpu_class, self.scratch_limit, process::pid());
+        Ok(Devices { seats, gpu_class, scratch_limit, pid })
+    }
+}
+
+impl Devices {
+    /// What they are, in the executor's order.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = &GpuDevice> {
+        self.seats.iter().map(|seat| &seat.gpu)
+    }
+
+    /// The class that kernels dispatch as; `None` for a mixture, and for GPUs of no known class.
+    pub(crate) const fn gpu_class(&self) -> Option<GpuClass> {
+        self.gpu_class
+    }
+
+    /// The bytes of scratch memory that calls may take of each, 0 for no limit.
+    pub(crate) const fn scratch_limit(&self) -> u64 {
+        self.scratch_limit
+    }
+
+    /// Waits until everything that was put on their streams has ended.
+    ///
+    /// # Errors
+    /// `Vendor` naming the GPU whose work has failed; `TimedOut` naming the GPU; `Interrupted`.
+    pub(crate) fn wait(&self, deadline: &Deadline<'_>) -> Result<()> {
+        const LONGEST: Duration = Duration::from_millis(1);
+        for seat in &self.seats {
+            let mut pause = Duration::from_micros(5);
+            while !seat.stream.is_idle()? {
+                deadline.check(&format!("waiting for {}", seat.device.name()), Vec::<Missing>::new)?;
+                std::thread::sleep(pause.min(deadline.pause()));
+                pause = (pause * 2).min(LONGEST);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        if process::pid() != self.pid {
+            return;
+        }
+        if let Err(error) = self.wait(&Deadline::after(CLOSE_LIMIT)) {
+            tracing::warn!(%error, "GPUs were closed before their work had ended");
+            // What still works there keeps what it uses; a GPU that has failed does nothing more.
+            if matches!(error, Error::TimedOut { .. }) {
+                std::mem::forget(std::mem::take(&mut self.seats));
+            }
+        }
+    }
+}
+
+/// What messages call a GPU.
+fn name_of(ordinal: usize, gpu: &GpuDevice) -> String {
+    format!("GPU {ordinal} ({}, {})", gpu.name, gpu.identity)
+}
+
+fn names(gpus: &[(usize, GpuDevice)]) -> String {
+    gpus.iter().map(|(ordinal, gpu)| name_of(*ordinal, gpu)).collect::<Vec<_>>().join(", ")
+}
+
+/// What there is, for messages.
+fn listing(view: &View) -> String {
+    let all = view.gpus.iter().cloned().enumerate().collect::<Vec<_>>();
+    let seen = if all.is_empty() { "no GPU".to_owned() } else { names(&all) };
+    format!("this process sees {seen}{}", shown(view))
+}
+
+/// The variables that say what is seen, for messages.
+fn shown(view: &View) -> String {
+    let set = view.variables.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+    if set.is_empty() { String::new() } else { format!(" with {}", set.join(" ")) }
+}
+
+/// Whether this is what the driver calls a GPU: by its UUID, or by its PCI address.
+fn is_same(gpu: &GpuDevice, identity: &str) -> bool {
+    let digits = |text: &str| text.chars().filter(char::is_ascii_hexdigit).collect::<String>().to_lowercase();
+    let uuid = gpu.identity.split_once('-').map_or("", |(_, uuid)| uuid);
+    match gpu.vendor {
+        GpuVendor::Nvidia => !uuid.is_empty() && digits(uuid) == digits(identity),
+        _ => !gpu.pci_address.is_empty() && gpu.pci_address.eq_ignore_ascii_case(identity),
+    }
+}
+
+/// The class that kernels dispatch as: the one asked for if all can run it, else that of all GPUs.
+fn class_of(gpus: &[(usize, GpuDevice)], asked: Option<GpuClass>) -> Result<Option<GpuClass>> {
+    let Some(asked) = asked else {
+        let first = gpus[0].1.gpu_class;
+        return Ok(first.filter(|class| gpus.iter().all(|(_, gpu)| gpu.gpu_class == Some(*class))));
     };
-    absent::open_gpus(&what)
+    // Code for one NVIDIA generation is translated for later ones; AMD's is for its own alone.
+    let runs = |gpu: &GpuDevice| match (gpu.vendor, gpu.gpu_class) {
+        (GpuVendor::Nvidia, Some(own)) => asked.number() <= own.number(),
+        (_, own) => own == Some(asked),
+    };
+    match gpus.iter().find(|(_, gpu)| !runs(gpu)) {
+        None => Ok(Some(asked)),
+        Some((ordinal, gpu)) => {
+            let own = gpu.gpu_class.map_or("of no known class", GpuClass::name);
+            let reason = format!("{} is {own} and cannot run it", name_of(*ordinal, gpu));
+            Err(Error::invalid("gpu_class", asked, "argument", reason))
+        }
+    }
 }

@@ -152,6 +152,7 @@ impl Mesh {
         let mut introduction = phase("survey", || device::introduction(&launch, String::new()))?;
         let count = world.as_ref().map_or(launch.count.value, World::count);
         let listener = phase("listener", || listen(count))?;
+        introduction.driven_gpus = executor.and_then(driven);
         introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
         let mut exchange = phase("rendezvous", || match &world {
             Some(world) => rendezvous::mpi::meet(world, introduction, &deadline),
@@ -370,6 +371,12 @@ fn note(launch: &Launch) {
     for note in &launch.notes {
         tracing::info!("index {}: {note}", launch.index.value);
     }
+}
+
+/// The identities of the GPUs that a caller's executor drives; `None` for one of host threads.
+fn driven(executor: &Executor) -> Option<Vec<String>> {
+    let gpus = executor.gpus();
+    (!gpus.is_empty()).then(|| gpus.into_iter().map(|gpu| gpu.identity).collect())
 }
 
 /// A lone process listens nowhere.

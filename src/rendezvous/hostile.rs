@@ -75,6 +75,7 @@ mod tests {
                 cores: vec![index],
                 quota_cores: Some(2),
                 visible_gpus: vec!["GPU-1".to_owned()],
+                driven_gpus: None,
                 socket: "name".to_owned(),
                 launcher: "srun".to_owned(),
                 local_index: Some(1),

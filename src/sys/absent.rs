@@ -6,12 +6,28 @@ use std::convert::Infallible;
 
 use crate::error::{Error, Result};
 
-/// Opens GPUs for an executor.
-///
-/// # Errors
-/// `Unsupported` always.
-pub fn open_gpus(what: &str) -> Result<Infallible> {
-    Err(Error::unsupported(what, "GPU memory is not in this version; Executor::for_ram works on host memory"))
+/// CUDA, for a build without the feature `nccl`.
+#[cfg(any(test, not(feature = "nccl")))]
+pub(super) mod cuda {
+    use crate::error::{Error, Result};
+    use crate::sys::gpu::Table;
+
+    /// Loads the driver of NVIDIA's GPUs.
+    pub(in crate::sys) fn load() -> Result<Table> {
+        Err(Error::unsupported("CUDA", "this build has none: build with the feature `nccl`"))
+    }
+}
+
+/// HIP, for a build without the feature `rccl`.
+#[cfg(any(test, not(feature = "rccl")))]
+pub(super) mod hip {
+    use crate::error::{Error, Result};
+    use crate::sys::gpu::Table;
+
+    /// Loads the runtime of AMD's GPUs.
+    pub(in crate::sys) fn load() -> Result<Table> {
+        Err(Error::unsupported("HIP", "this build has none: build with the feature `rccl`"))
+    }
 }
 
 /// Loads NCCL or RCCL.
@@ -180,10 +196,11 @@ mod tests {
 
     #[test]
     fn every_absence_is_an_answer() {
-        let answers = [open_gpus("for_vram"), open_ccl("a GPU group")];
-        for answer in answers {
-            let error = answer.expect_err("absent in this version");
-            assert!(error.to_string().contains("not in this version"), "{error}");
+        let error = open_ccl("a GPU group").expect_err("absent in this version");
+        assert!(error.to_string().contains("not in this version"), "{error}");
+        for (answer, feature) in [(cuda::load(), "`nccl`"), (hip::load(), "`rccl`")] {
+            let error = answer.err().expect("absent in this build").to_string();
+            assert!(error.contains(feature), "{error}");
         }
         let deadline = crate::sys::Deadline::after(std::time::Duration::from_secs(1));
         let error = mpi::World::join(None, &deadline).expect_err("absent in this build");

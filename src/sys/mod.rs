@@ -16,6 +16,7 @@ pub mod engine;
 pub mod file;
 pub mod fork;
 pub mod futex;
+pub mod gpu;
 pub mod host;
 pub mod kernel;
 pub mod kfd;

@@ -69,6 +69,9 @@ pub struct Introduction {
     /// The identities of the GPUs it sees, in the order of its ordinals.
     #[serde(default)]
     pub visible_gpus: Vec<String>,
+    /// Those of them that its own executor drives; `None` leaves to the run which are its own.
+    #[serde(default)]
+    pub driven_gpus: Option<Vec<String>>,
     /// The name of its abstract unix socket, or a path; empty if it listens nowhere.
     pub socket: String,
     /// The launcher's name and the local index it gave, for messages and checks.

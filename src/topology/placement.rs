@@ -25,6 +25,8 @@ pub struct Seeker {
     pub quota_cores: Option<u32>,
     /// The identities of the GPUs it sees, in the order of its ordinals.
     pub visible_gpus: Vec<String>,
+    /// Those of them that its own executor drives; `None` where the division says which are its own.
+    pub driven_gpus: Option<Vec<String>>,
     /// The memory domain that each of these GPUs is near, `None` where it is not known.
     pub gpu_domains: Vec<Option<u32>>,
 }
@@ -45,6 +47,7 @@ impl Seeker {
             cores: introduction.cores.clone(),
             quota_cores: introduction.quota_cores,
             visible_gpus: introduction.visible_gpus.clone(),
+            driven_gpus: introduction.driven_gpus.clone(),
             gpu_domains: introduction.visible_gpus.iter().map(near).collect(),
         }
     }
@@ -358,7 +361,19 @@ fn domains_of(machine: &[MemoryDomain], cores: &[u32]) -> Vec<u32> {
 /// # Errors
 /// `Invalid` for a GPU that would be driven twice, naming it and both processes.
 pub(super) fn divide_gpus(seekers: &[Seeker]) -> Result<Vec<Vec<usize>>> {
-    // Processes of one machine that see the same set of GPUs, whatever its order, divide it.
+    // What an executor drives is its process's, and nobody else's.
+    let mut owners = BTreeMap::<(&str, &str), usize>::new();
+    let mut owned = vec![Vec::new(); seekers.len()];
+    for (position, seeker) in seekers.iter().enumerate() {
+        for identity in seeker.driven_gpus.iter().flatten() {
+            if let Some(other) = owners.insert((&seeker.boot_id, identity), position) {
+                return Err(driven_twice(identity, &seekers[other], seeker));
+            }
+            owned[position].extend(seeker.visible_gpus.iter().position(|own| own == identity));
+        }
+    }
+    // Of the rest, processes of one machine that see the same set of GPUs, whatever its order, divide it.
+    let left = |seeker: &Seeker, identity: &str| !owners.contains_key(&(&*seeker.boot_id, identity));
     let mut alike = BTreeMap::<(&str, Vec<&str>), Vec<usize>>::new();
     for (position, seeker) in seekers.iter().enumerate() {
         let mut seen = seeker.visible_gpus.iter().map(String::as_str).collect::<Vec<_>>();
@@ -366,22 +381,24 @@ pub(super) fn divide_gpus(seekers: &[Seeker]) -> Result<Vec<Vec<usize>>> {
         if let Some(twice) = seen.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Error::invalid("gpu", twice[0], seeker.name.clone(), "is listed twice there"));
         }
-        if !seen.is_empty() {
+        seen.retain(|identity| left(seeker, identity));
+        if !seen.is_empty() && seeker.driven_gpus.is_none() {
             alike.entry((seeker.boot_id.as_str(), seen)).or_default().push(position);
         }
     }
-    let mut owners = BTreeMap::<(&str, &str), usize>::new();
-    let mut owned = vec![Vec::new(); seekers.len()];
     for ((boot_id, seen), sharers) in alike {
         if sharers.len() > seen.len() {
             // Fewer GPUs than processes: the first is the one that two would have to drive.
             return Err(owned_twice(seen[0], &seekers[sharers[0]], &seekers[sharers[seen.len()]]));
         }
-        let reference = &seekers[sharers[0]].visible_gpus;
+        let first = &seekers[sharers[0]];
+        let reference = first.visible_gpus.iter().filter(|identity| seen.contains(&identity.as_str()));
+        let reference = reference.collect::<Vec<_>>();
         let mut start = 0;
         for (at, position) in sharers.iter().enumerate() {
             let end = start + part(seen.len(), sharers.len(), at);
             for identity in &reference[start..end] {
+                let identity = *identity;
                 if let Some(other) = owners.insert((boot_id, identity.as_str()), *position) {
                     let (first, second) = (other.min(*position), other.max(*position));
                     return Err(owned_twice(identity, &seekers[first], &seekers[second]));
@@ -394,6 +411,21 @@ pub(super) fn divide_gpus(seekers: &[Seeker]) -> Result<Vec<Vec<usize>>> {
         }
     }
     Ok(owned)
+}
+
+fn driven_twice(identity: &str, first: &Seeker, second: &Seeker) -> Error {
+    let ordinal = |seeker: &Seeker| {
+        let position = seeker.visible_gpus.iter().position(|own| own == identity);
+        position.map_or(String::new(), |position| format!(" as its GPU {position}"))
+    };
+    let reason = format!(
+        "{}{} and {}{} both drive it: give Executor::for_vram of each process devices of its own",
+        first.name,
+        ordinal(first),
+        second.name,
+        ordinal(second)
+    );
+    Error::invalid("gpu", identity, "roster", reason)
 }
 
 fn owned_twice(identity: &str, first: &Seeker, second: &Seeker) -> Error {

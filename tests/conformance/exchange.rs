@@ -25,6 +25,7 @@ pub(crate) fn introduction(index: usize) -> Introduction {
         cores: vec![0],
         quota_cores: None,
         visible_gpus: Vec::new(),
+        driven_gpus: None,
         socket: format!("socket {index}"),
         launcher: "test".into(),
         local_index: Some(index),

@@ -37,6 +37,7 @@ pub(crate) fn introduction(socket: String) -> Introduction {
         cores: vec![0],
         quota_cores: None,
         visible_gpus: Vec::new(),
+        driven_gpus: None,
         socket,
         launcher: "test".into(),
         local_index: None,

@@ -4,6 +4,7 @@ pub(crate) mod arrays;
 pub(crate) mod communicator;
 pub(crate) mod deferred;
 pub(crate) mod exchange;
+pub(crate) mod gpu;
 pub(crate) mod group;
 pub(crate) mod members;
 pub(crate) mod parts;

@@ -62,7 +62,7 @@ const TABLE: &[Row] = &[
         &["sys: Deadline Span SpanMut checksum disk map process random"],
         &["safetensors", "serde", "serde_json"],
     ),
-    row("executor", 3, &["device", "sys", "topology: Placement Request Seeker"], &["rayon"]),
+    row("executor", 3, &["device", "sys", "topology: GpuDevice Placement Request Seeker"], &["rayon"]),
     row(
         "communicator",
         4,

@@ -133,6 +133,7 @@ impl Recorded {
             cores: if value("cores").is_empty() { survey.cores.clone() } else { numbers(value("cores")) },
             quota_cores: value("quota").parse().ok(),
             visible_gpus: names(value("gpus")),
+            driven_gpus: None,
             socket: String::new(),
             launcher: "torchrun".into(),
             local_index: None,
@@ -502,6 +503,7 @@ fn seeker(cores: &str, quota_cores: Option<u32>) -> Seeker {
         cores: numbers(cores),
         quota_cores,
         visible_gpus: Vec::new(),
+        driven_gpus: None,
         gpu_domains: Vec::new(),
     }
 }
@@ -578,6 +580,7 @@ fn processes_sit_near_their_gpus_and_keep_threads_of_a_core_together() {
     let seekers = [3, 0, 3, 0].into_iter().enumerate().map(|(index, near)| Seeker {
         index,
         visible_gpus: vec![format!("GPU-{index}")],
+        driven_gpus: None,
         gpu_domains: vec![Some(near)],
         ..seeker("0-7", None)
     });

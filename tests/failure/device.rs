@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use uform::vocabulary::GpuClass;
 use uform::{HostOptions, Mesh, ReduceOp, device};
 
+use crate::harness::stand_in::StandIn;
 use crate::harness::{Folder, Role, Setup, assert_all_succeeded, say, transcript};
 
 /// The roles of these tests.
@@ -42,64 +43,28 @@ fn look(_: usize, _: usize, _: &str) {
     mesh.close().expect("idle");
 }
 
-/// The stand-ins in a folder of their own, with what they answer and what was called.
-struct StandIn(Folder);
-
-impl StandIn {
-    /// Compiles them; `flags` are those of the management library.
-    fn new(answers: &str, flags: &[&str]) -> Self {
-        let folder = Folder::new();
-        for (source, library, flags) in
-            [("nvml_stand_in.c", "libnvidia-ml.so.1", flags), ("cuda_stand_in.c", "libcuda.so.1", &[])]
-        {
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
-            let status = Command::new("cc")
-                .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-o"])
-                .arg(folder.path().join(library))
-                .args(flags)
-                .arg(source)
-                .status();
-            assert!(status.expect("a C compiler can be run").success(), "{library} must compile");
-        }
-        fs::write(folder.path().join("answers"), answers).expect("the folder is writable");
-        Self(folder)
+/// What the role says with the stand-ins in the dynamic linker's way.
+fn look_at(stand_in: &StandIn, variables: &[(&str, &str)]) -> String {
+    let mut setup = stand_in.apply(Setup::new(1, "device.look").without_launcher());
+    for (name, value) in variables {
+        setup = setup.variable(name, value);
     }
-
-    /// What the role says with these libraries in the dynamic linker's way.
-    fn look(&self, variables: &[(&str, &str)]) -> String {
-        let _ = fs::remove_file(self.path("calls"));
-        let mut setup = Setup::new(1, "device.look")
-            .without_launcher()
-            .variable("LD_LIBRARY_PATH", &self.0.path().display().to_string())
-            .variable("STAND_IN_ANSWERS", &self.path("answers"))
-            .variable("STAND_IN_CALLS", &self.path("calls"));
-        for (name, value) in variables {
-            setup = setup.variable(name, value);
-        }
-        let outcomes = setup.start().finish();
-        assert_all_succeeded(&outcomes);
-        transcript(&outcomes)
-    }
-
-    /// The functions that were called, those that start and end a library.
-    fn calls(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.path("calls")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path().join(name).display().to_string()
-    }
-
-    /// Nothing of CUDA was called, and the management library was ended as often as it was started.
-    fn assert_calm(&self) {
-        let calls = self.calls();
-        let count = |name: &str| calls.iter().filter(|call| *call == name).count();
-        assert!(count("nvmlInit_v2") > 0, "{calls:?}");
-        assert_eq!(count("nvmlInit_v2"), count("nvmlShutdown"), "{calls:?}");
-        assert_eq!(calls.len(), count("nvmlInit_v2") + count("nvmlShutdown"), "{calls:?}");
-    }
+    let outcomes = setup.start().finish();
+    assert_all_succeeded(&outcomes);
+    transcript(&outcomes)
 }
+
+/// Nothing of CUDA was called, and the management library was ended as often as it was started.
+fn assert_calm(stand_in: &StandIn) {
+    let calls = stand_in.calls();
+    let count = |name: &str| stand_in.count(name);
+    assert!(count("nvmlInit_v2") > 0, "{calls:?}");
+    assert_eq!(count("nvmlInit_v2"), count("nvmlShutdown"), "{calls:?}");
+    assert_eq!(calls.len(), count("nvmlInit_v2") + count("nvmlShutdown"), "{calls:?}");
+}
+
+/// The libraries of NVIDIA's.
+const NVIDIA: &[&str] = &["libcuda.so.1", "libnvidia-ml.so.1"];
 
 /// The lines that start with a word, without it.
 fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
@@ -121,9 +86,9 @@ instance 3 MIG-c1 2 0 20 42 NVIDIA A100-SXM4-40GB MIG 3g.20gb
 
 #[test]
 fn nvidia_is_asked_without_starting_cuda() {
-    let stand_in = StandIn::new(FOUR, &[]);
+    let stand_in = StandIn::new(FOUR);
     let cluster = "abababab-abab-abab-abab-abababababab";
-    let said = stand_in.look(&[("CUDA_VISIBLE_DEVICES", "1,0,2"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
+    let said = look_at(&stand_in, &[("CUDA_VISIBLE_DEVICES", "1,0,2"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
     let expected = [
         format!(
             "1 GPU-a1 `NVIDIA H100 80GB HBM3` NVIDIA_HOPPER 132 80 true Some((\"{cluster}\", 7, false)) [\"switchx18\"]"
@@ -137,12 +102,12 @@ fn nvidia_is_asked_without_starting_cuda() {
     assert_eq!(lines(&said, "all"), [r#"["GPU-a0", "GPU-a1", "GPU-b0", "MIG-c0", "MIG-c1"]"#], "{said}");
     assert_eq!(lines(&said, "notes"), ["[]"], "{said}");
     assert!(lines(&said, "available")[0].split(' ').any(|word| word == "cuda-12.8"), "{said}");
-    stand_in.assert_calm();
-    let said = stand_in.look(&[("CUDA_VISIBLE_DEVICES", "MIG-c1")]);
+    assert_calm(&stand_in);
+    let said = look_at(&stand_in, &[("CUDA_VISIBLE_DEVICES", "MIG-c1")]);
     let expected = "3 MIG-c1 `NVIDIA A100-SXM4-40GB MIG 3g.20gb` NVIDIA_AMPERE 42 20 false None []";
     assert_eq!(lines(&said, "gpu"), [expected], "{said}");
-    assert_eq!(lines(&stand_in.look(&[("CUDA_VISIBLE_DEVICES", "")]), "gpu"), [""; 0]);
-    stand_in.assert_calm();
+    assert_eq!(lines(&look_at(&stand_in, &[("CUDA_VISIBLE_DEVICES", "")]), "gpu"), [""; 0]);
+    assert_calm(&stand_in);
 }
 
 #[test]
@@ -153,8 +118,8 @@ fn a_driver_that_does_not_start_is_a_note_with_its_own_words() {
         (4, "4: Insufficient Permissions"),
         (999, "999: Unknown Error"),
     ] {
-        let stand_in = StandIn::new(&format!("init {code}\n"), &[]);
-        let said = stand_in.look(&[]);
+        let stand_in = StandIn::new(&format!("init {code}\n"));
+        let said = look_at(&stand_in, &[]);
         assert!(lines(&said, "gpu").is_empty(), "{said}");
         let note = lines(&said, "notes")[0];
         assert!(note.contains(&format!("nvmlInit_v2 returned {text}")), "{said}");
@@ -174,8 +139,8 @@ device 1 0 15 GPU-a1 1c 8 0 6912 40 0 1b 12 0 0 0 0 0 NVIDIA A100-SXM4-40GB
 device 2 15 0 GPU-a2 1d 8 0 6912 40 0 1b 12 0 0 0 0 0 NVIDIA A100-SXM4-40GB
 device 3 4 0 GPU-a3 1e 8 0 6912 40 0 1b 12 0 0 0 0 0 NVIDIA A100-SXM4-40GB
 ";
-    let stand_in = StandIn::new(answers, &[]);
-    let said = stand_in.look(&[]);
+    let stand_in = StandIn::new(answers);
+    let said = look_at(&stand_in, &[]);
     let expected = "0 GPU-a0 `NVIDIA A100-SXM4-40GB` NVIDIA_AMPERE 108 40 false None []";
     assert_eq!(lines(&said, "gpu"), [expected], "{said}");
     let notes = lines(&said, "notes")[0];
@@ -184,21 +149,21 @@ device 3 4 0 GPU-a3 1e 8 0 6912 40 0 1b 12 0 0 0 0 0 NVIDIA A100-SXM4-40GB
         notes.contains("NVIDIA GPU 1") && notes.contains("NVIDIA GPU 2") && !notes.contains("GPU 3"),
         "{said}"
     );
-    stand_in.assert_calm();
+    assert_calm(&stand_in);
 }
 
 #[test]
 fn drivers_that_lack_functions_are_asked_for_the_rest() {
-    let old = StandIn::new(FOUR, &["-DOLD"]);
-    let said = old.look(&[("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
+    let old = StandIn::with(FOUR, NVIDIA, &["-DOLD"]);
+    let said = look_at(&old, &[("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
     let gpus = lines(&said, "gpu");
     // Neither cores nor the kind of what a link goes to are told; the fabric is, by its first form.
     assert!(gpus[0].starts_with("0 GPU-a0 `NVIDIA H100 80GB HBM3` NVIDIA_HOPPER 0 80 true Some("), "{said}");
     assert_eq!(gpus.len(), 4, "{said}");
     assert!(gpus[2].ends_with(r#"["GPU-b1x12"]"#), "{said}");
-    old.assert_calm();
-    let foreign = StandIn::new(FOUR, &["-DnvmlInit_v2=anotherInit"]);
-    let said = foreign.look(&[]);
+    assert_calm(&old);
+    let foreign = StandIn::with(FOUR, NVIDIA, &["-DnvmlInit_v2=anotherInit"]);
+    let said = look_at(&foreign, &[]);
     assert!(
         lines(&said, "gpu").is_empty() && said.contains("lacks a function that every NVML has"),
         "{said}"
@@ -209,25 +174,24 @@ fn drivers_that_lack_functions_are_asked_for_the_rest() {
 fn capabilities_this_version_does_not_know_keep_their_names() {
     let stand_in = StandIn::new(
         "init 0\ncount 1\ncuda 13040\ndevice 0 0 0 GPU-a0 1b 14 3 1000 80 0 0 0 0 0 0 0 -1 NVIDIA Next\n",
-        &[],
     );
-    let said = stand_in.look(&[]);
+    let said = look_at(&stand_in, &[]);
     assert_eq!(lines(&said, "gpu"), ["0 GPU-a0 `NVIDIA Next` none 0 80 false None []"], "{said}");
 }
 
 #[test]
 fn nccl_tells_its_version_and_starts_nothing() {
-    let stand_in = StandIn::new(FOUR, &[]);
+    let stand_in = StandIn::new(FOUR);
     let source = stand_in.path("nccl.c");
     fs::write(&source, "int ncclGetVersion(int *version) { return *version = 22705, 0; }\n")
         .expect("writable");
     let library = stand_in.path("libnccl.so.2");
     let status = Command::new("cc").args(["-fPIC", "-shared", "-o", &library, &source]).status();
     assert!(status.expect("a C compiler can be run").success());
-    let said = stand_in.look(&[]);
+    let said = look_at(&stand_in, &[]);
     let available = lines(&said, "available")[0];
     assert!(available.ends_with("cuda-12.8 nccl-2.27.5"), "{said}");
-    stand_in.assert_calm();
+    assert_calm(&stand_in);
 }
 
 /// A recorded machine of four cores in two domains, with two H100.

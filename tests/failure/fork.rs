@@ -18,7 +18,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[("fork.member", member), ("fork.clos
 const SEEN: Duration = Duration::from_secs(3);
 
 /// Forks. The child runs `run` and ends with its answer.
-fn fork(run: impl FnOnce() -> bool) -> i32 {
+pub(crate) fn fork(run: impl FnOnce() -> bool) -> i32 {
     // SAFETY: the child has one thread, runs what the caller wrote for it, and ends without unwinding into its parent's code.
     match unsafe { libc::fork() } {
         0 => {
@@ -31,7 +31,7 @@ fn fork(run: impl FnOnce() -> bool) -> i32 {
 }
 
 /// Waits for a child and gives its status.
-fn wait(child: i32) -> i32 {
+pub(crate) fn wait(child: i32) -> i32 {
     let mut status = 0;
     // SAFETY: `status` lives through the call.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };

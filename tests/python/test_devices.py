@@ -46,9 +46,11 @@ with uform.Mesh.bootstrap(None, None) as mesh:
 
 
 def compile_stand_ins(folder: Path) -> None:
-    for source, library in (("nvml_stand_in", "libnvidia-ml.so.1"), ("cuda_stand_in", "libcuda.so.1")):
-        command = ["cc", "-std=c99", "-fPIC", "-shared", "-o", str(folder / library)]
-        subprocess.run([*command, str(ROOT / "tests" / "c" / f"{source}.c")], check=True)
+    sources = sorted((ROOT / "tests" / "c" / "stand_in").glob("*.c"))
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
+    subprocess.run([*command, "-o", str(folder / "stand_in.so"), *map(str, sources)], check=True)
+    for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
+        (folder / name).symlink_to("stand_in.so")
 
 
 def run(text: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -74,6 +76,60 @@ def test_nothing_starts_cuda_and_children_may_be_forked(tmp_path: Path) -> None:
     assert called.count("cuInit") == 0, called
     assert 0 < called.count("nvmlInit_v2") == called.count("nvmlShutdown"), called
     assert set(called) == {"nvmlInit_v2", "nvmlShutdown"}, called
+
+
+OPEN = """
+import asyncio
+import os
+import uform
+
+pin = uform.GPUClass.NVIDIA_AMPERE
+with uform.Executor.for_vram([1, 0], scratch_limit=1 << 20, deferred_limit=2, gpu_class=pin) as executor:
+    assert executor.threads == 2, executor.threads
+    with uform.Mesh.bootstrap(executor, None) as mesh:
+        assert mesh.describe().gpus_per_host_domain == 2, mesh.describe()
+        asyncio.run(asyncio.wait_for(mesh.deferred().barrier(), 20))
+        executor.drain(uform.Mood.BUSY)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            executor.drain()
+        except uform.ClosedError as error:
+            code = 0 if "before a fork" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert executor.closed
+for devices, words in (([2], "there is no GPU 2"), ([0, 0], "is listed twice"), ([], "names none")):
+    try:
+        uform.Executor.for_vram(devices)
+    except uform.InvalidError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(devices)
+print("opened")
+"""
+
+
+def test_an_executor_of_streams_opens_and_closes_gpus(tmp_path: Path) -> None:
+    compile_stand_ins(tmp_path)
+    answers = ["init 0", "count 2", "cuda 12080"]
+    rest = "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100"
+    answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(2)]
+    (tmp_path / "answers").write_text("\n".join(answers) + "\n")
+    calls = tmp_path / "calls"
+    variables = {
+        "LD_LIBRARY_PATH": os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")]),
+        "STAND_IN_ANSWERS": str(tmp_path / "answers"),
+        "STAND_IN_CALLS": str(calls),
+    }
+    done = run(OPEN, variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "opened\n"
+    called = calls.read_text().split("\n")
+    assert called.count("cuStreamCreate") == called.count("cuStreamDestroy_v2") == 2, called
+    assert not any(line.startswith("left ") for line in called), called
 
 
 def test_a_recorded_machine_takes_the_place_of_the_real_one() -> None:

@@ -3,6 +3,8 @@
 //! Nothing here is linked: a machine without RCCL builds this crate, and learns at [`Rccl::open`] what was looked
 //! for. What the functions mean, and when they may be called, is decided by the core.
 
+pub mod hip;
+
 use std::ffi::{OsStr, OsString, c_int};
 use std::path::Path;
 

@@ -55,11 +55,17 @@ verbs! {
     fn uform_executor_for_vram(options: *const VramOptions, executor: *mut *mut Executor) {
         let executor = Out::handle(executor, "executor")?;
         let options = versioned::read_or_default(options, "options")?;
-        let devices = argument::numbers("devices", options.devices, options.device_count)?;
-        argument::numbers("memory_domains", options.memory_domains, options.memory_domain_count)?;
-        argument::optional_number("gpu_class", options.gpu_class, GpuClass::from_number)?;
-        argument::optional_number("cpu_class", options.cpu_class, CpuClass::from_number)?;
-        executor.put(handle::give(Held::made(uform::Executor::for_vram(devices.as_deref())?)));
+        let memory_domains =
+            argument::numbers("memory_domains", options.memory_domains, options.memory_domain_count)?;
+        let options = uform::VramOptions {
+            devices: argument::numbers("devices", options.devices, options.device_count)?,
+            scratch_limit: options.scratch_limit,
+            deferred_limit: options.deferred_limit,
+            gpu_class: argument::optional_number("gpu_class", options.gpu_class, GpuClass::from_number)?,
+            memory_domains,
+            cpu_class: argument::optional_number("cpu_class", options.cpu_class, CpuClass::from_number)?,
+        };
+        executor.put(handle::give(Held::made(uform::Executor::for_vram(&options)?)));
         Ok(())
     }
 

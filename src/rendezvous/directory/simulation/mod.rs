@@ -186,6 +186,7 @@ fn introduction(index: usize, host: usize, pid: usize) -> Introduction {
         cores: vec![0],
         quota_cores: None,
         visible_gpus: Vec::new(),
+        driven_gpus: None,
         socket: format!("socket {pid}"),
         launcher: "simulation".into(),
         local_index: None,

@@ -1,31 +1,13 @@
-/* A stand-in for NVIDIA's management library: it answers from the text file that STAND_IN_ANSWERS names, and writes the
- * name of each function that is called into the file that STAND_IN_CALLS names.
+/* NVIDIA's management library: it answers from the file, and starts nothing.
  *
- * Lines of the text: `init CODE`, `count NUMBER`, `cuda NUMBER`, then for each device
- * `device INDEX HANDLE_CODE CODE UUID BUS MAJOR MINOR CORES MEMORY SWITCH_LINKS PEER_BUS PEER_LINKS STATE STATUS CLIQUE MASK MIG NAME`
- * and for each instance `instance DEVICE UUID GPU_INSTANCE COMPUTE_INSTANCE MEMORY MULTIPROCESSORS NAME`.
  * OLD leaves out what drivers of some years ago lack. */
+#include "stand_in.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, MISMATCH = 25, DEVICES = 16, INSTANCES = 16 };
-
-typedef struct {
-    int parent;
-    char uuid[96], name[96];
-    unsigned gpu_instance, compute_instance, multiprocessors;
-    unsigned long long memory;
-} instance_t;
-
-typedef struct {
-    int handle_code, code, major, minor, mig;
-    char uuid[96], name[96];
-    unsigned bus, cores, switch_links, peer_bus, peer_links, state, status, clique, mask;
-    unsigned long long memory;
-    instance_t instances[INSTANCES];
-    unsigned instance_count;
-} device_t;
+enum { NVML_INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, NOT_FOUND = 6, MISMATCH = 25 };
 
 typedef struct {
     char bus_id_legacy[16];
@@ -56,62 +38,27 @@ typedef struct {
     unsigned long long memory_megabytes;
 } attributes_t;
 
-static int init_code, cuda_version, is_open;
-static unsigned count;
-static device_t devices[DEVICES];
-
-static void called(char const *name) {
-    char const *path = getenv("STAND_IN_CALLS");
-    FILE *file = path ? fopen(path, "a") : NULL;
-    if (!file) return;
-    fprintf(file, "%s\n", name);
-    fclose(file);
-}
-
-static void read_answers(void) {
-    char line[512];
-    char const *path = getenv("STAND_IN_ANSWERS");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    if (!file) abort();
-    memset(devices, 0, sizeof devices);
-    while (fgets(line, sizeof line, file)) {
-        device_t d;
-        instance_t i;
-        int index;
-        memset(&d, 0, sizeof d);
-        memset(&i, 0, sizeof i);
-        if (sscanf(line, "init %d", &init_code) == 1 || sscanf(line, "count %u", &count) == 1) continue;
-        if (sscanf(line, "cuda %d", &cuda_version) == 1) continue;
-        if (sscanf(line, "device %d %d %d %95s %x %d %d %u %llu %u %x %u %u %u %u %u %d %95[^\n]", &index,
-                &d.handle_code, &d.code, d.uuid, &d.bus, &d.major, &d.minor, &d.cores, &d.memory, &d.switch_links,
-                &d.peer_bus, &d.peer_links, &d.state, &d.status, &d.clique, &d.mask, &d.mig, d.name) == 18 &&
-            index >= 0 && index < DEVICES) {
-            devices[index] = d;
-        } else if (sscanf(line, "instance %d %95s %u %u %llu %u %95[^\n]", &i.parent, i.uuid, &i.gpu_instance,
-                       &i.compute_instance, &i.memory, &i.multiprocessors, i.name) == 7 &&
-            i.parent >= 0 && i.parent < DEVICES && devices[i.parent].instance_count < INSTANCES) {
-            devices[i.parent].instances[devices[i.parent].instance_count++] = i;
-        } else abort();
-    }
-    fclose(file);
-}
+/* How often it was started and not ended. */
+static int holds;
 
 /* The instance that a handle is, or NULL for a whole device. */
 static instance_t *instance_of(void *handle) {
-    for (int d = 0; d < DEVICES; ++d)
-        for (unsigned i = 0; i < devices[d].instance_count; ++i)
-            if (handle == &devices[d].instances[i]) return &devices[d].instances[i];
+    for (int d = 0; d < DEVICES; ++d) {
+        device_t *own = &devices[NVIDIA][d];
+        for (unsigned i = 0; i < own->instance_count; ++i)
+            if (handle == &own->instances[i]) return &own->instances[i];
+    }
     return NULL;
 }
 
 static int code_of(void *handle) {
     /* A handle that is used after the library was shut down is a fault of the caller. */
-    if (!is_open) abort();
+    if (!holds) violation("a handle of NVML that was shut down");
     return instance_of(handle) ? SUCCESS : ((device_t *)handle)->code;
 }
 
 static int give(char const *text, char *buffer, unsigned length) {
-    if (strlen(text) >= length) return 7;
+    if (strlen(text) >= length) return INSUFFICIENT_SIZE;
     strcpy(buffer, text);
     return SUCCESS;
 }
@@ -127,17 +74,17 @@ char const *nvmlErrorString(int code) {
 }
 
 int nvmlInit_v2(void) {
-    called("nvmlInit_v2");
-    read_answers();
-    is_open = init_code == SUCCESS;
-    return init_code;
+    int code = enter("nvmlInit_v2");
+    if (!code) code = init_code;
+    holds += code == SUCCESS;
+    return code;
 }
 
 int nvmlShutdown(void) {
-    called("nvmlShutdown");
-    if (!is_open) abort();
-    is_open = 0;
-    return SUCCESS;
+    int code = enter("nvmlShutdown");
+    if (!holds) violation("nvmlShutdown: nobody has it open");
+    --holds;
+    return code;
 }
 
 int nvmlSystemGetDriverVersion(char *buffer, unsigned length) { return give("570.124.06", buffer, length); }
@@ -148,14 +95,14 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 }
 
 int nvmlDeviceGetCount_v2(unsigned *found) {
-    *found = count;
+    *found = counts[NVIDIA];
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-    if (index >= DEVICES) return INVALID_ARGUMENT;
-    *handle = &devices[index];
-    return devices[index].handle_code;
+    if (index >= DEVICES) return NVML_INVALID_ARGUMENT;
+    *handle = &devices[NVIDIA][index];
+    return devices[NVIDIA][index].handle_code;
 }
 
 int nvmlDeviceGetUUID(void *handle, char *buffer, unsigned length) {
@@ -197,7 +144,7 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
 
 int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *state) {
     device_t *own = handle;
-    if (link >= 18) return INVALID_ARGUMENT;
+    if (link >= 18) return NVML_INVALID_ARGUMENT;
     *state = link < own->switch_links + own->peer_links;
     return *state ? code_of(handle) : NOT_SUPPORTED;
 }
@@ -241,7 +188,7 @@ int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *found) {
 
 int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **found) {
     device_t *own = handle;
-    if (index >= own->instance_count) return 6;
+    if (index >= own->instance_count) return NOT_FOUND;
     *found = &own->instances[index];
     return SUCCESS;
 }

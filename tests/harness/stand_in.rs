@@ -1,0 +1,94 @@
+//! The stand-in of vendors' libraries (`tests/c/stand_in`): built once, and put in the dynamic linker's way of a test's processes.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Folder, Setup};
+
+/// The names that programs ask for: all are one library, so that they see each other's memory and streams.
+const NAMES: &[&str] = &["libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so.6"];
+
+/// A folder with the libraries, what they answer, and what was called.
+pub(crate) struct StandIn(Folder);
+
+impl StandIn {
+    /// With all libraries.
+    pub(crate) fn new(answers: &str) -> Self {
+        Self::with(answers, NAMES, &[])
+    }
+
+    /// With some of the libraries, compiled with these flags.
+    pub(crate) fn with(answers: &str, names: &[&str], flags: &[&str]) -> Self {
+        let folder = Folder::new();
+        let library = build(flags);
+        for name in names {
+            symlink(&library, folder.path().join(name)).expect("the folder is writable");
+        }
+        fs::write(folder.path().join("answers"), answers).expect("the folder is writable");
+        Self(folder)
+    }
+
+    /// A run whose processes find them.
+    pub(crate) fn apply(&self, setup: Setup) -> Setup {
+        let _ = fs::remove_file(self.path("calls"));
+        setup
+            .variable("LD_LIBRARY_PATH", &self.0.path().display().to_string())
+            .variable("STAND_IN_ANSWERS", &self.path("answers"))
+            .variable("STAND_IN_CALLS", &self.path("calls"))
+    }
+
+    /// The functions that were called, in order, and what was left open at the end of a process.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.path("calls")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// How often a function was called.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.calls().iter().filter(|call| *call == name).count()
+    }
+
+    /// Everything that was opened was closed again.
+    pub(crate) fn assert_nothing_left(&self) {
+        let left = self.calls().into_iter().filter(|call| call.starts_with("left ")).collect::<Vec<_>>();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    /// A file of the folder.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+}
+
+/// The library for these flags, compiled where no test has done so before.
+fn build(flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/stand_in");
+    let mut files = fs::read_dir(&source).expect("it is of the repository").flatten();
+    let mut files = files.by_ref().map(|entry| entry.path()).collect::<Vec<_>>();
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    flags.hash(&mut hasher);
+    for file in &files {
+        fs::read(file).expect("it is of the repository").hash(&mut hasher);
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let library = folder.join(format!("stand-in-{:016x}.so", hasher.finish()));
+    if !library.exists() {
+        // Renamed when it is whole, since other tests may build it too.
+        let fresh = folder.join(format!("stand-in-{}.so", std::process::id()));
+        let sources = files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "c"));
+        let status = Command::new("cc")
+            .args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"])
+            .args(["-pthread", "-Wl,-Bsymbolic", "-o"])
+            .arg(&fresh)
+            .args(flags)
+            .args(sources)
+            .status();
+        assert!(status.expect("a C compiler can be run").success(), "the stand-in must compile");
+        fs::rename(&fresh, &library).expect("the folder is writable");
+    }
+    library
+}

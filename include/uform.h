@@ -819,7 +819,7 @@ uform_status_t uform_deferred_free(uform_deferred_t *deferred);
 
 /* --- Arenas and payloads -------------------------------------------------------------------------------------- */
 
-/** Tells the bytes of this process's own part. */
+/** Tells the bytes of this process's own part, on each GPU where it lies on several. */
 uform_status_t uform_arena_byte_count(uform_arena_t const *arena, size_t *byte_count);
 
 /**
@@ -828,6 +828,16 @@ uform_status_t uform_arena_byte_count(uform_arena_t const *arena, size_t *byte_c
  *  @param pointer receives their address, valid until `uform_arena_free`.
  */
 uform_status_t uform_arena_take(uform_arena_t const *arena, size_t byte_count, void **pointer);
+
+/** Tells on how many GPUs of this process the arena lies: those of its mesh's executor; 0 for one in host memory. */
+uform_status_t uform_arena_device_count(uform_arena_t const *arena, size_t *device_count);
+
+/**
+ *  Takes the next free bytes on the GPU at a position of the executor's, as `uform_arena_take` does in host memory.
+ *
+ *  @param address receives their address in the GPU's terms, which the host cannot follow; valid until `uform_arena_free`.
+ */
+uform_status_t uform_arena_take_on(uform_arena_t const *arena, size_t device, size_t byte_count, uint64_t *address);
 
 /** Tells where the part of process `index` lies here; its owner may write it at any time. Valid as above. */
 uform_status_t uform_arena_part(uform_arena_t const *arena, size_t index, void **pointer, size_t *byte_count);

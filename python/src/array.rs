@@ -10,20 +10,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 use uform::Error;
-use uform::mesh::Arena;
+use uform::mesh::{Arena, DeviceBytes};
 use uform::sys::Span;
+use uform::sys::gpu::ForeignStream;
 use uform::trainer::{View, ViewMut};
-use uform::vocabulary::Dtype;
+use uform::vocabulary::{Dtype, GpuVendor};
 
 use crate::argument::is_flag;
 use crate::buffer::MOST_DIMENSIONS;
 use crate::dlpack::{self, Export};
-use crate::error::invalid;
+use crate::error::{invalid, to_python};
 use crate::vocabulary::Enumeration;
 
 /// The format by which an array of ours is exported; the one that NumPy calls the plain type of that size.
@@ -68,6 +69,8 @@ pub(crate) struct Array {
     strides: Box<[ffi::Py_ssize_t]>,
     dtype: Dtype,
     access: Access,
+    /// Where it is on a GPU; `None` for host memory.
+    bytes: Option<DeviceBytes>,
     /// What keeps the memory mapped.
     owner: Arc<dyn Any + Send + Sync>,
 }
@@ -104,17 +107,32 @@ impl Array {
             strides: strides.into(),
             dtype,
             access,
+            bytes: None,
             owner,
         })
     }
 
-    /// Bytes that were taken of this process's part of an arena.
+    /// Bytes that were taken of an arena on a GPU.
+    fn over_gpu(bytes: DeviceBytes, shape: &[usize], dtype: Dtype) -> uform::Result<Self> {
+        let range = (bytes.address()? as *const u8, bytes.byte_count());
+        let owner = Arc::new(bytes.clone());
+        // SAFETY: nothing here reads or writes the bytes of an array that has `bytes`: its address is handed on to those who use
+        // the GPU, and its owner keeps it.
+        let array = unsafe { Self::over(owner, range, shape, dtype, Access::Write) }?;
+        Ok(Self { bytes: Some(bytes), ..array })
+    }
+
+    /// Bytes that were taken of this process's part of an arena, on the GPU at a position of its executor's if it is on GPUs.
     pub(crate) fn over_arena(
         arena: &Arena,
+        device: usize,
         range: Range<usize>,
         shape: &[usize],
         dtype: Dtype,
     ) -> uform::Result<Self> {
+        if arena.device_count() > 0 {
+            return Self::over_gpu(arena.device_bytes(device, range)?, shape, dtype);
+        }
         let span = arena.own(range)?;
         let (address, byte_count) = (span.pointer().cast_const(), span.byte_count());
         let owner = Arc::new(arena.clone());
@@ -157,6 +175,7 @@ impl Array {
             owner,
             // The protocol wants no address where there is nothing.
             address: if self.byte_count == 0 { 0 } else { address },
+            device: dlpack::HOST_DEVICE,
             shape: numbers(&self.shape),
             strides: numbers(&self.strides).iter().map(|stride| stride / item_bytes).collect(),
             dtype: self.dtype,
@@ -165,12 +184,69 @@ impl Array {
         }
     }
 
+    /// Where it is, as DLPack numbers it.
+    fn device(&self) -> uform::Result<(i32, i32)> {
+        let Some(bytes) = &self.bytes else { return Ok(dlpack::HOST_DEVICE) };
+        let kind = if bytes.vendor()? == GpuVendor::Amd { dlpack::ROCM } else { dlpack::CUDA };
+        Ok((kind, i32::try_from(bytes.device_number()?).unwrap_or(i32::MAX)))
+    }
+
+    /// What DLPack hands on of an array on a GPU.
+    fn export_of_gpu(&self) -> uform::Result<Export> {
+        let numbers =
+            |values: &[ffi::Py_ssize_t]| values.iter().map(|value| *value as i64).collect::<Vec<_>>();
+        let item_bytes = self.dtype.size_bytes() as i64;
+        Ok(Export {
+            owner: Arc::clone(&self.owner),
+            address: if self.byte_count == 0 { 0 } else { self.address },
+            device: self.device()?,
+            shape: numbers(&self.shape),
+            strides: numbers(&self.strides).iter().map(|stride| stride / item_bytes).collect(),
+            dtype: self.dtype,
+            read_only: !self.is_writable(),
+            is_copied: false,
+        })
+    }
+
     fn is_writable(&self) -> bool {
         match &self.access {
             Access::Read => false,
             Access::Write => true,
             Access::WriteWhile(flag) => flag.load(Ordering::Acquire),
         }
+    }
+}
+
+/// The type in `__cuda_array_interface__`; `None` where it has none.
+const fn typestr_of(dtype: Dtype) -> Option<&'static str> {
+    Some(match dtype {
+        Dtype::F64 => "<f8",
+        Dtype::F32 => "<f4",
+        Dtype::F16 => "<f2",
+        Dtype::I8 => "|i1",
+        Dtype::U8 => "|u1",
+        Dtype::I16 => "<i2",
+        Dtype::U16 => "<u2",
+        Dtype::I32 => "<i4",
+        Dtype::U32 => "<u4",
+        Dtype::I64 => "<i8",
+        Dtype::U64 => "<u8",
+        Dtype::Bool => "|b1",
+        Dtype::Bf16 => return None,
+    })
+}
+
+/// The stream that a consumer gave, as the driver's handle; `None` if nothing shall wait.
+fn stream_of(py: Python<'_>, kind: i32, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    let Some(given) = given else { return Ok(Some(usize::from(kind == dlpack::CUDA))) };
+    let reason =
+        "must be None, -1, or a stream of the array's GPU: in CUDA 1, 2 or a handle, in HIP 0 or a handle";
+    let refuse = || invalid(py, "stream", given, reason);
+    let number = given.extract::<i64>().map_err(|_| refuse())?;
+    match (kind, number) {
+        (_, -1) => Ok(None),
+        (dlpack::CUDA, 0) | (dlpack::ROCM, 1 | 2) => Err(refuse()),
+        _ => usize::try_from(number).map(Some).map_err(|_| refuse()),
     }
 }
 
@@ -218,15 +294,37 @@ impl Array {
         Ok(format!("<uform.Array of shape {}, {}{kept}>", self.shape(py)?.repr()?, self.dtype))
     }
 
-    /// The device of its memory, as DLPack numbers it: host memory.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::HOST_DEVICE
+    /// The device of its memory, as DLPack numbers it: host memory is (1, 0).
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        self.device().map_err(|error| to_python(py, &error))
+    }
+
+    /// The memory on a GPU for libraries that read this interface, of version 3, with the stream to wait for.
+    ///
+    /// Raises AttributeError for host memory, and for BF16, which has no type there.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (Some(bytes), Some(kind)) = (&self.bytes, typestr_of(self.dtype)) else {
+            return Err(PyAttributeError::new_err("__cuda_array_interface__"));
+        };
+        let interface = PyDict::new(py);
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("typestr", kind)?;
+        interface
+            .set_item("data", (if self.byte_count == 0 { 0 } else { self.address }, !self.is_writable()))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("version", 3)?;
+        interface.set_item("stream", bytes.stream().map_err(|error| to_python(py, &error))?)?;
+        Ok(interface)
     }
 
     /// A DLPack capsule of its memory.
     ///
-    /// stream: None, as host memory has no streams. max_version: the newest version that the consumer reads; None means a
-    /// consumer from before version 1, who gets no read-only array. dl_device: None or host memory. copy: True copies.
+    /// stream: the consumer's stream on the array's GPU, which waits for the work on the array: 1 or None the default one and 2
+    /// that of the thread in CUDA, 0 or None the default one in HIP, else a handle; -1 waits for nothing. None for host memory.
+    /// max_version: the newest version that the consumer reads; None means a
+    /// consumer from before version 1, who gets no read-only array. dl_device: None or where it is. copy: True copies, in host
+    /// memory alone.
     ///
     /// Raises BufferError for what cannot be exported.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -238,7 +336,7 @@ impl Array {
         dl_device: Option<&Bound<'py, PyAny>>,
         copy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(stream) = stream {
+        if let (None, Some(stream)) = (&self.bytes, stream) {
             return Err(invalid(py, "stream", stream, "must be None, host memory has no streams"));
         }
         let newest = max_version
@@ -251,10 +349,11 @@ impl Array {
             let reason = "must be (type, ordinal) or None";
             let wanted =
                 device.extract::<(i32, i32)>().map_err(|_| invalid(py, "dl_device", device, reason))?;
-            if wanted != dlpack::HOST_DEVICE {
-                return Err(PyBufferError::new_err(
-                    "this array is in host memory, dl_device (1, 0), and stays there",
-                ));
+            let own = self.__dlpack_device__(py)?;
+            if wanted != own {
+                return Err(PyBufferError::new_err(format!(
+                    "this array is on dl_device {own:?}, and stays there"
+                )));
             }
         }
         let copies = match copy {
@@ -263,6 +362,20 @@ impl Array {
                 .map_err(|_| invalid(py, "copy", given, "must be True, False or None"))?,
             None => false,
         };
+        if let Some(bytes) = &self.bytes {
+            if copies {
+                return Err(PyBufferError::new_err(
+                    "arrays on a GPU are not copied here; copy what you import",
+                ));
+            }
+            let export = self.export_of_gpu().map_err(|error| to_python(py, &error))?;
+            if let Some(stream) = stream_of(py, export.device.0, stream)? {
+                // SAFETY: the consumer says that it is a stream of the array's GPU, and that it lives.
+                let stream = unsafe { ForeignStream::from_raw(stream) };
+                bytes.precede(stream).map_err(|error| to_python(py, &error))?;
+            }
+            return dlpack::give(py, export, newest);
+        }
         dlpack::give(py, self.export(copies), newest)
     }
 
@@ -276,6 +389,11 @@ impl Array {
         let array = slf.get();
         let writable = array.is_writable();
         let asks = |flag: c_int| flags & flag == flag;
+        if array.bytes.is_some() {
+            return Err(PyBufferError::new_err(
+                "this array is on a GPU, whose memory the host cannot read; import it by DLPack or __cuda_array_interface__",
+            ));
+        }
         if asks(ffi::PyBUF_WRITABLE) && !writable {
             return Err(PyBufferError::new_err(
                 "this array is read-only; parameters are written inside `with trainer.edit()`",

@@ -22,6 +22,9 @@ const VERSION: Version = Version { major: 1, minor: 0 };
 pub(crate) const HOST_DEVICE: (i32, i32) = (1, 0);
 /// Device types that are host memory: plain, and pinned by CUDA or ROCm.
 const HOSTS: [i32; 3] = [1, 3, 11];
+/// Memory of an NVIDIA GPU, and of an AMD one.
+pub(crate) const CUDA: i32 = 2;
+pub(crate) const ROCM: i32 = 10;
 
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
@@ -253,6 +256,8 @@ pub(crate) struct Export {
     #[allow(dead_code, reason = "dropped with the export")]
     pub(crate) owner: Arc<dyn Any + Send + Sync>,
     pub(crate) address: usize,
+    /// Where it is, as `__dlpack_device__` says.
+    pub(crate) device: (i32, i32),
     pub(crate) shape: Vec<i64>,
     pub(crate) strides: Vec<i64>,
     pub(crate) dtype: Dtype,
@@ -268,7 +273,7 @@ pub(crate) fn give(
 ) -> PyResult<Bound<'_, PyAny>> {
     let tensor = TensorView {
         data: export.address as *mut c_void,
-        device: Device { kind: HOST_DEVICE.0, ordinal: HOST_DEVICE.1 },
+        device: Device { kind: export.device.0, ordinal: export.device.1 },
         // At most 64.
         dimensions: export.shape.len() as i32,
         dtype: ElementType::of(export.dtype),

@@ -347,20 +347,22 @@ class Array:
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 @final
 class Arena:
-    """Memory of this process that the processes of its host share, so that verbs on it copy nothing."""
+    """Memory of this process that the processes of its host share, or on the GPUs of the mesh's executor."""
 
     @property
     def byte_count(self) -> int: ...
-    def array(self, shape: int | Sequence[int], dtype: Dtype = ...) -> Array: ...
+    def array(self, shape: int | Sequence[int], dtype: Dtype = ..., *, device: int = 0) -> Array: ...
 
 @final
 class Mesh:

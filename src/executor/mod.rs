@@ -4,6 +4,7 @@
 //! pay for them. A deferred call runs on a pool thread. Calls that find the executor held stand in one line behind it, as
 //! far as there is room.
 
+mod arena;
 mod deferred;
 mod host;
 mod idle;
@@ -28,6 +29,7 @@ use crate::sys::{CHECK_INTERVAL, Deadline, InterruptCheck, numa, process};
 use crate::topology::{GpuDevice, Placement, Request, Seeker};
 use crate::vocabulary::{CpuClass, GpuClass, Mood};
 
+pub(crate) use arena::DeviceArena;
 pub(crate) use line::Job;
 use line::{Line, Next, Seat};
 use stream::{Choice, Devices};
@@ -195,6 +197,18 @@ impl Executor {
     #[must_use]
     pub fn scratch_limit(&self) -> u64 {
         self.devices().map_or(0, |devices| devices.scratch_limit())
+    }
+
+    /// As many bytes on each of its GPUs; `None` for an executor of host threads.
+    ///
+    /// # Errors
+    /// `Exhausted` naming the GPU; `TimedOut`, `Interrupted`, `Vendor`.
+    pub(crate) fn device_arena(
+        &self,
+        byte_count: usize,
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<DeviceArena>> {
+        self.devices().map(|devices| DeviceArena::take(devices, byte_count, deadline)).transpose()
     }
 
     /// The GPUs, while it is open, in the process that opened them.

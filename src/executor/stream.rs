@@ -46,9 +46,8 @@ pub(crate) struct Devices {
 struct Seat {
     gpu: GpuDevice,
     ordinal: usize,
-    /// Before the device: closed first.
-    stream: Stream,
-    device: Arc<Device>,
+    /// It holds the device open.
+    stream: Arc<Stream>,
 }
 
 /// What was chosen, before anything is opened.
@@ -183,7 +182,7 @@ impl Choice {
                 Error::invalid("devices", ordinal, "argument", reason)
             })?;
             let device = Device::open(driver, number, &name)?;
-            Ok(Seat { stream: Stream::open(&device)?, device, gpu, ordinal })
+            Ok(Seat { stream: Arc::new(Stream::open(&device)?), gpu, ordinal })
         };
         let seats = self.gpus.into_iter().map(open).collect::<Result<_>>()?;
         let (gpu_class, scratch_limit, pid) = (self.gpu_class, self.scratch_limit, process::pid());
@@ -195,6 +194,11 @@ impl Devices {
     /// What they are, in the executor's order.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &GpuDevice> {
         self.seats.iter().map(|seat| &seat.gpu)
+    }
+
+    /// The stream of each, in the executor's order.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.seats.iter().map(|seat| &seat.stream)
     }
 
     /// The class that kernels dispatch as; `None` for a mixture, and for GPUs of no known class.
@@ -212,14 +216,8 @@ impl Devices {
     /// # Errors
     /// `Vendor` naming the GPU whose work has failed; `TimedOut` naming the GPU; `Interrupted`.
     pub(crate) fn wait(&self, deadline: &Deadline<'_>) -> Result<()> {
-        const LONGEST: Duration = Duration::from_millis(1);
         for seat in &self.seats {
-            let mut pause = Duration::from_micros(5);
-            while !seat.stream.is_idle()? {
-                deadline.check(&format!("waiting for {}", seat.device.name()), Vec::<Missing>::new)?;
-                std::thread::sleep(pause.min(deadline.pause()));
-                pause = (pause * 2).min(LONGEST);
-            }
+            seat.stream.wait(deadline)?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use arena::{ALIGNMENT, Arena};
+pub use arena::{ALIGNMENT, Arena, DeviceBytes};
 pub use deferred::DeferredMesh;
 pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;

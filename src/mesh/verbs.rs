@@ -278,7 +278,10 @@ impl Mesh {
         ))
     }
 
-    /// Shared memory of all members: `byte_count` bytes of this one, which may differ from the others'.
+    /// Memory of all members, `byte_count` bytes of this one, which may differ from the others'. It is zero at first.
+    ///
+    /// It is shared on a host; on an executor of GPU streams it is as many bytes on each of its GPUs. All members have executors of
+    /// one of the two kinds.
     ///
     /// # Errors
     /// `Exhausted` on all members, naming the one that could not reserve its part; else as [`Mesh::run`].
@@ -294,8 +297,34 @@ impl Mesh {
 
     /// The making of an arena whose turn has come.
     pub(super) fn arena_here(&self, byte_count: usize, site: Site, deadline: &Deadline<'_>) -> Result<Arena> {
+        if !self.executor().gpus().is_empty() {
+            return self.arena_on_gpus(byte_count, site, deadline);
+        }
         let make = || site.during(|| self.communicator().arena(byte_count, deadline));
         self.executor().near_memory(make).map(Arena::new)
+    }
+
+    /// One on the GPUs of this handle's executor: the members agree on the call, take their parts, and hear who could not.
+    fn arena_on_gpus(&self, byte_count: usize, site: Site, deadline: &Deadline<'_>) -> Result<Arena> {
+        // An arena of no bytes: other calls of other members are told as ever.
+        drop(site.during(|| self.communicator().arena(0, deadline))?);
+        let taken = self.executor().device_arena(byte_count, deadline);
+        let said = match &taken {
+            Ok(_) => Vec::new(),
+            Err(Error::Exhausted { place, wanted_bytes, free_bytes, .. }) => {
+                let numbers = [wanted_bytes.to_le_bytes(), free_bytes.to_le_bytes()].concat();
+                [numbers.as_slice(), place.as_bytes()].concat()
+            }
+            Err(error) => [&[0; 16], error.chain().as_bytes()].concat(),
+        };
+        let all = self.exchange_as((Verb::Exchange, site), &said, deadline)?;
+        let Some(arena) = taken? else {
+            return Err(Error::Closed { what: "the executor".into(), why: "it was closed meanwhile".into() });
+        };
+        match all.iter().position(|said| !said.is_empty()) {
+            None => Ok(Arena::on_gpus(arena)),
+            Some(index) => Err(refused_part(index, &all[index])),
+        }
     }
 
     /// One gathering of a call that holds the executor already.
@@ -381,4 +410,19 @@ fn check_root(root: usize, count: usize) -> Result<()> {
     }
     let reason = format!("must be an index below {count}");
     Err(Error::invalid("root", root, "argument", reason))
+}
+
+/// What another member said of its part of an arena, which it could not take.
+fn refused_part(index: usize, said: &[u8]) -> Error {
+    let number = |at: usize| {
+        said.get(at..at + 8)
+            .map_or(0, |bytes| bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
+    };
+    let text = String::from_utf8_lossy(said.get(16..).unwrap_or_default()).into_owned();
+    Error::Exhausted {
+        place: format!("index {index}: {text}"),
+        wanted_bytes: number(0),
+        free_bytes: number(8),
+        remedy: "ask for less on it, or end what else uses it".to_owned(),
+    }
 }

@@ -8,6 +8,7 @@ mod cuda;
 #[cfg(feature = "rccl")]
 mod hip;
 mod memory;
+mod region;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -23,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::vocabulary::GpuVendor;
 
 pub use memory::Memory;
+pub use region::{ForeignStream, Region};
 pub use stream::Stream;
 
 /// Numbers that both vendors' drivers share.

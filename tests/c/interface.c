@@ -354,12 +354,16 @@ static void use_payloads(uform_mesh_t const *mesh) {
 static void use_arenas(uform_mesh_t const *mesh) {
     uform_arena_t *arena = NULL;
     void *taken = NULL, *part = NULL;
-    size_t byte_count = 0, bytes = 4096 * sizeof(float), position;
+    size_t byte_count = 0, bytes = 4096 * sizeof(float), device_count = 1, position;
+    uint64_t address = 0;
     float *numbers;
     int holds = 1;
     SUCCEED(uform_mesh_arena(mesh, bytes + 64, NULL, &arena));
     SUCCEED(uform_arena_byte_count(arena, &byte_count));
     EXPECT(byte_count >= bytes + 64);
+    SUCCEED(uform_arena_device_count(arena, &device_count));
+    EXPECT(device_count == 0);
+    REFUSE(invalid, "host memory", uform_arena_take_on(arena, 0, 1, &address));
     SUCCEED(uform_arena_take(arena, 1, &taken));
     SUCCEED(uform_arena_take(arena, bytes, &taken));
     EXPECT((size_t)taken % 64 == 0);

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use uform::error::Error;
-use uform::sys::Deadline;
+use uform::sys::{Deadline, Span, SpanMut};
 use uform::vocabulary::{CpuClass, GpuClass, Mood};
 use uform::{Executor, Mesh, ReduceOp, VramOptions, device};
 
@@ -25,6 +25,8 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("gpu.drain", drain),
     ("gpu.fork", child),
     ("gpu.slow", slow),
+    ("gpu.arena", arena),
+    ("gpu.full", full),
 ];
 
 /// Identities as the driver tells them: sixteen bytes.
@@ -433,4 +435,89 @@ fn a_driver_that_starts_slowly_can_be_interrupted() {
     assert_eq!(stand_in.count("cuStreamCreate"), stand_in.count("cuStreamDestroy_v2"));
     stand_in.assert_nothing_left();
     assert!(Path::new(&stand_in.path("calls")).exists());
+}
+
+/// Makes an arena on all GPUs, writes and reads it, and closes mesh and executor before it.
+fn arena(index: usize, count: usize, argument: &str) {
+    let each: usize = argument.parse().expect("a number of GPUs");
+    let devices = Some((index * each..(index + 1) * each).collect());
+    let executor = Executor::for_vram(&VramOptions { devices, ..options() }).expect("they are there");
+    let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
+    let arena = mesh.arena(1000 + 100 * index, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!((arena.byte_count(), arena.device_count()), (1000 + 100 * index, each));
+    assert!((0..count).all(|index| arena.part(index).is_none()), "the host cannot read it");
+    assert!(matches!(arena.own(0..4), Err(Error::Unsupported { .. })));
+    assert!(matches!(arena.device_bytes(each, 0..4), Err(Error::Invalid { .. })));
+    assert!(matches!(arena.device_bytes(0, 0..9999), Err(Error::Invalid { .. })));
+    for device in 0..each {
+        let range = arena.take_on(device, 800).expect("there is room");
+        assert!(matches!(arena.take_on(device, 800), Err(Error::Exhausted { .. })));
+        let bytes = arena.device_bytes(device, range).expect("within");
+        assert_eq!(bytes.device_number().expect("it has one"), index * each + device);
+        let mut found = [7.0_f64; 100];
+        bytes.read(SpanMut::of(&mut found), &soon()).expect("the GPU works");
+        assert_eq!(found, [0.0; 100], "zero at first");
+        let values = std::array::from_fn::<f64, 100, _>(|position| {
+            (index * each + device) as f64 * 1e6 + position as f64
+        });
+        bytes.write(Span::of(&values), &soon()).expect("the GPU works");
+        assert!(matches!(bytes.write(Span::of(&values[1..]), &soon()), Err(Error::Invalid { .. })));
+        bytes.read(SpanMut::of(&mut found), &soon()).expect("the GPU works");
+        assert_eq!(found, values);
+    }
+    // A mesh of the same members on host threads gives memory that the host reads.
+    let host = Executor::for_ram(&uform::HostOptions { threads: 1, ..uform::HostOptions::default() })
+        .expect("a thread");
+    let shared = mesh.on(&host).arena(64, &soon()).expect("host memory");
+    assert_eq!((shared.device_count(), shared.part(index).map(|part| part.byte_count())), (0, Some(64)));
+    mesh.close().expect("idle");
+    executor.finish(&soon()).expect("idle");
+    // The arena holds the GPUs open.
+    let bytes = arena.device_bytes(0, 0..8).expect("within");
+    drop(arena);
+    let mut value = [0.0_f64];
+    bytes.read(SpanMut::of(&mut value), &soon()).expect("the GPU works");
+    assert_eq!(value, [(index * each) as f64 * 1e6]);
+}
+
+#[test]
+fn arenas_lie_on_the_gpus_and_the_last_one_closes_them() {
+    for (count, each) in [(1, 1), (1, 4), (2, 2)] {
+        let stand_in = StandIn::new(&nvidia(count * each, "delay 300\n"));
+        let setup = stand_in.apply(Setup::new(count, "gpu.arena").argument(&each.to_string()));
+        assert_all_succeeded(&setup.start().finish());
+        stand_in.assert_nothing_left();
+        assert_eq!(stand_in.count("cuMemAlloc_v2"), count * each);
+    }
+    let folder = Folder::new();
+    let (machine, answers) = amd(&folder, 4, "delay 300\n");
+    let stand_in = StandIn::new(&answers);
+    let setup = stand_in.apply(Setup::new(2, "gpu.arena").argument("2"));
+    assert_all_succeeded(&setup.variable("UFORM_MACHINE", &machine).start().finish());
+    stand_in.assert_nothing_left();
+}
+
+/// Asks for more than the GPU of index 1 has, and goes on.
+fn full(index: usize, _: usize, _: &str) {
+    let executor =
+        Executor::for_vram(&VramOptions { devices: Some(vec![index]), ..options() }).expect("it is there");
+    let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
+    let error = mesh.arena(if index == 1 { 2 << 20 } else { 64 }, &soon()).expect_err("too much there");
+    assert!(
+        matches!(error, Error::Exhausted { wanted_bytes: 2_097_152, free_bytes: 1_048_576, .. }),
+        "{error}"
+    );
+    say(&format!("full {}", error.chain()));
+    mesh.arena(64, &soon()).expect("the mesh goes on");
+}
+
+#[test]
+fn a_full_gpu_is_told_to_all_by_name() {
+    let stand_in = StandIn::new(&nvidia(2, ""));
+    let outcomes = stand_in.apply(Setup::new(2, "gpu.full")).start().finish();
+    assert_all_succeeded(&outcomes);
+    let full = format!("GPU 1 (NVIDIA H100, {})", uuid(1));
+    assert!(outcomes[0].output.contains(&format!("full index 1: {full}")), "{}", outcomes[0].output);
+    assert!(outcomes[1].output.contains(&format!("full {full}")), "{}", outcomes[1].output);
+    stand_in.assert_nothing_left();
 }

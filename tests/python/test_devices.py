@@ -112,24 +112,111 @@ print("opened")
 """
 
 
+ARENA = """
+import ctypes
+import uform
+
+driver = ctypes.CDLL("libcuda.so.1")
+executor = uform.Executor.for_vram([1, 0])
+mesh = uform.Mesh.bootstrap(executor, None)
+arena = mesh.arena(4096)
+arrays = [arena.array((2, 3), uform.Dtype.I32, device=device) for device in range(2)]
+assert [array.__dlpack_device__() for array in arrays] == [(2, 1), (2, 0)]
+context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+assert driver.cuCtxPushCurrent_v2(context) == 0
+assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+
+told = arrays[0].__cuda_array_interface__
+assert (told["shape"], told["typestr"], told["version"], told["strides"]) == ((2, 3), "<i4", 3, None), told
+address, read_only = told["data"]
+assert not read_only and told["stream"] > 2
+values = (ctypes.c_int * 6)(*range(6))
+found = (ctypes.c_int * 6)()
+assert driver.cuMemcpyHtoDAsync_v2(ctypes.c_uint64(address), values, ctypes.c_size_t(24), stream) == 0
+assert driver.cuMemcpyDtoHAsync_v2(found, ctypes.c_uint64(address), ctypes.c_size_t(24), stream) == 0
+while driver.cuStreamQuery(stream) == 600:
+    pass
+assert list(found) == list(range(6))
+
+class Counted:
+    def __init__(self):
+        self.calls = open(CALLS).read().split()
+    def __sub__(self, name):
+        return self.calls.count(name)
+
+for given, waits in ((None, 1), (1, 1), (2, 1), (stream.value, 1), (-1, 0)):
+    before = Counted() - "cuStreamWaitEvent"
+    capsule = arrays[0].__dlpack__(stream=given, max_version=(1, 0))
+    assert Counted() - "cuStreamWaitEvent" - before == waits, given
+    del capsule
+for wrong in (0, -2, "1"):
+    try:
+        arrays[0].__dlpack__(stream=wrong)
+    except uform.InvalidError as error:
+        assert "stream" in str(error)
+    else:
+        raise AssertionError(wrong)
+for refused, kind in (
+    (lambda: memoryview(arrays[0]), BufferError),
+    (lambda: arrays[0].__dlpack__(copy=True), BufferError),
+    (lambda: arrays[0].__dlpack__(dl_device=(1, 0)), BufferError),
+    (lambda: arena.array(1, device=2), uform.InvalidError),
+    (lambda: arena.array(1, uform.Dtype.BF16).__cuda_array_interface__, AttributeError),
+    (lambda: mesh.all_reduce(arrays[0]), uform.UnsupportedError),
+    (lambda: mesh.all_gather(arrays[0], arrays[1]), uform.UnsupportedError),
+):
+    try:
+        refused()
+    except kind:
+        pass
+    else:
+        raise AssertionError(kind)
+assert driver.cuStreamDestroy_v2(stream) == 0
+assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0
+host = uform.Executor.for_ram(1)
+shared = mesh.on(host).arena(64).array(4)
+assert shared.__dlpack_device__() == (1, 0) and not hasattr(shared, "__cuda_array_interface__")
+with executor, mesh:
+    pass
+del arena, mesh, executor, shared, refused
+capsule = arrays[0].__dlpack__()
+del arrays
+print("kept", capsule is not None)
+del capsule
+"""
+
+
+def test_arrays_on_gpus_are_handed_on_with_their_streams(tmp_path: Path) -> None:
+    called = on_two_gpus(tmp_path, ARENA.replace("CALLS", repr(str(tmp_path / "calls"))), "kept True\n")
+    assert called.count("cuMemAlloc_v2") == called.count("cuMemFree_v2") == 2, called
+
+
 def test_an_executor_of_streams_opens_and_closes_gpus(tmp_path: Path) -> None:
-    compile_stand_ins(tmp_path)
+    called = on_two_gpus(tmp_path, OPEN, "opened\n")
+    assert called.count("cuStreamCreate") == called.count("cuStreamDestroy_v2") == 2, called
+
+
+def on_two_gpus(folder: Path, text: str, said: str) -> list[str]:
+    """What was called by a program that sees two GPUs, leaves nothing open on them, and says this."""
+    compile_stand_ins(folder)
     answers = ["init 0", "count 2", "cuda 12080"]
     rest = "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100"
     answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(2)]
-    (tmp_path / "answers").write_text("\n".join(answers) + "\n")
-    calls = tmp_path / "calls"
+    (folder / "answers").write_text("\n".join(answers) + "\n")
+    calls = folder / "calls"
     variables = {
-        "LD_LIBRARY_PATH": os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")]),
-        "STAND_IN_ANSWERS": str(tmp_path / "answers"),
+        "LD_LIBRARY_PATH": os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
+        "STAND_IN_ANSWERS": str(folder / "answers"),
         "STAND_IN_CALLS": str(calls),
     }
-    done = run(OPEN, variables)
+    done = run(text, variables)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "opened\n"
+    assert done.stdout == said
     called = calls.read_text().split("\n")
-    assert called.count("cuStreamCreate") == called.count("cuStreamDestroy_v2") == 2, called
     assert not any(line.startswith("left ") for line in called), called
+    return called
 
 
 def test_a_recorded_machine_takes_the_place_of_the_real_one() -> None:

@@ -47,7 +47,7 @@ SIGNATURES = {
     "Mesh.describe": "(self, /)",
     "Mesh.topology": "(self, /)",
     "Mesh.arena": "(self, byte_count, /)",
-    "Arena.array": "(self, shape, dtype=F32)",
+    "Arena.array": "(self, shape, dtype=F32, *, device=0)",
     "Mesh.all_reduce": f"(self, array, /, op=SUM, *, out=None, {SAME})",
     "Mesh.reduce": f"(self, array, /, root=0, op=SUM, *, out=None, {SAME})",
     "Mesh.broadcast": f"(self, array, /, root=0, *, {OUT})",

@@ -33,6 +33,24 @@ verbs! {
         Ok(())
     }
 
+    /// On how many GPUs of this process it lies.
+    fn uform_arena_device_count(arena: *const Arena, device_count: *mut usize) {
+        let device_count = Out::new(device_count, "device_count")?;
+        device_count.put(handle::get::<Held>(arena)?.0.device_count());
+        Ok(())
+    }
+
+    /// Takes the next free bytes on one of its GPUs.
+    fn uform_arena_take_on(arena: *const Arena, device: usize, byte_count: usize, address: *mut u64) {
+        let address = Out::new(address, "address")?;
+        let arena = handle::get::<Held>(arena)?;
+        // Looked up before anything is taken.
+        arena.0.device_bytes(device, 0..0)?;
+        let range = arena.0.take_on(device, byte_count)?;
+        address.put(arena.0.device_bytes(device, range)?.address()?);
+        Ok(())
+    }
+
     /// Where the part of a member lies.
     fn uform_arena_part(arena: *const Arena, index: usize, pointer: *mut *mut c_void, byte_count: *mut usize) {
         let (pointer, byte_count) = (Out::handle(pointer, "pointer")?, Out::new(byte_count, "byte_count")?);

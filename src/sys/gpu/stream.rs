@@ -3,10 +3,11 @@
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Device, Handle, Memory, code};
-use crate::error::{Error, Result};
-use crate::sys::{Span, SpanMut};
+use crate::error::{Error, Missing, Result};
+use crate::sys::{Deadline, Span, SpanMut};
 
 /// Streams that do not wait for the default stream of their GPU.
 const NON_BLOCKING: u32 = 1;
@@ -83,6 +84,21 @@ impl Stream {
             return Ok(false);
         }
         self.device.check(self.device.table().names.stream_query, result, 0).map(|()| true)
+    }
+
+    /// Waits until all that was put there has ended.
+    ///
+    /// # Errors
+    /// As [`Stream::is_idle`]; `TimedOut` naming the GPU; `Interrupted`.
+    pub fn wait(&self, deadline: &Deadline<'_>) -> Result<()> {
+        const LONGEST: Duration = Duration::from_millis(1);
+        let mut pause = Duration::from_micros(5);
+        while !self.is_idle()? {
+            deadline.check(&format!("waiting for {}", self.device.name()), Vec::<Missing>::new)?;
+            std::thread::sleep(pause.min(deadline.pause()));
+            pause = (pause * 2).min(LONGEST);
+        }
+        Ok(())
     }
 
     /// Puts a copy from the host there.

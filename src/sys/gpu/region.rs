@@ -1,0 +1,137 @@
+//! A region of a GPU's memory with the stream that its work is on: what is freed only when that work has ended.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Memory, Stream};
+use crate::error::Result;
+use crate::sys::{Deadline, Span, SpanMut};
+
+/// How long dropping a region waits for work on its stream.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
+
+/// A stream of another library on one GPU, by its driver's handle.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignStream(*mut c_void);
+
+impl ForeignStream {
+    /// A stream by its handle, or by a number that the driver takes for a default one.
+    ///
+    /// # Safety
+    /// It is a stream of the GPU that it will be used for, and lives while it is used.
+    #[must_use]
+    pub const unsafe fn from_raw(handle: usize) -> Self {
+        Self(std::ptr::without_provenance_mut(handle))
+    }
+}
+
+/// Bytes of a GPU's memory, and a stream of that GPU.
+pub struct Region {
+    /// `None` once they were left to work that did not end.
+    memory: Option<Memory>,
+    stream: Arc<Stream>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Region({:?})", self.memory)
+    }
+}
+
+impl Region {
+    /// Takes bytes on the stream's GPU, which are zero for all that is put on the stream from now on.
+    ///
+    /// # Errors
+    /// `Exhausted` naming the GPU, what was asked and what is free; `Vendor`.
+    pub fn take(stream: &Arc<Stream>, byte_count: usize) -> Result<Self> {
+        let memory = Memory::take(stream.device(), byte_count)?;
+        let region = Self { memory: Some(memory), stream: Arc::clone(stream) };
+        if let Some(memory) = &region.memory {
+            // SAFETY: the memory is freed by the drop of `region` alone, which waits for the stream.
+            unsafe { stream.fill(memory, &(0..byte_count), 0) }?;
+        }
+        Ok(region)
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn byte_count(&self) -> usize {
+        self.memory.as_ref().map_or(0, Memory::byte_count)
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// The address of a range in the GPU's terms; the host must not follow it. 0 where there are no bytes.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not within.
+    pub fn address(&self, range: &Range<usize>) -> Result<u64> {
+        self.memory.as_ref().map_or(Ok(0), |memory| memory.within(range))
+    }
+
+    /// Copies bytes of the host there, behind what is on the stream, and waits for the end.
+    ///
+    /// # Errors
+    /// `Invalid` if the range is not within or not as long; `TimedOut`, `Interrupted`, `Vendor`.
+    pub fn write(&self, range: &Range<usize>, source: Span<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let bytes = source.to_vec();
+        // SAFETY: the copy reads `bytes`, which live until the stream is idle, or for ever.
+        unsafe { self.stream.copy_in(memory, range, Span::of(&bytes)) }?;
+        self.stream.wait(deadline).inspect_err(|_| std::mem::forget(bytes))
+    }
+
+    /// Copies bytes to the host, behind what is on the stream, and waits for the end.
+    ///
+    /// # Errors
+    /// As [`Region::write`]; the target is then as it was.
+    pub fn read(&self, range: &Range<usize>, mut target: SpanMut<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let mut bytes = vec![0_u8; target.byte_count()];
+        // SAFETY: the copy writes `bytes`, which live until the stream is idle, or for ever, and are not read before.
+        unsafe { self.stream.copy_out(SpanMut::of(&mut bytes[..]), memory, range) }?;
+        if let Err(error) = self.stream.wait(deadline) {
+            std::mem::forget(bytes);
+            return Err(error);
+        }
+        target.copy_from(Span::of(&bytes))
+    }
+
+    /// Has another library's stream wait for what is on this one: then what was put here can be read there.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn precede(&self, other: ForeignStream) -> Result<()> {
+        // SAFETY: its maker promised that it is a stream of this GPU.
+        unsafe { self.stream.precede(other.0) }
+    }
+
+    /// Has this stream wait for what is on another library's.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn follow(&self, other: ForeignStream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.stream.follow(other.0) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        match self.stream.wait(&Deadline::after(DROP_LIMIT)) {
+            // A GPU that has failed does nothing more with it.
+            Ok(()) | Err(crate::error::Error::Vendor { .. }) => drop(memory),
+            Err(error) => {
+                tracing::debug!(%error, "memory of a GPU is left to the work on it");
+                memory.leak();
+            }
+        }
+    }
+}

@@ -733,11 +733,17 @@ uform_status_t uform_mesh_scatter(uform_mesh_t const *mesh, void const *array, v
                                   size_t const *counts, uform_dtype_t dtype, size_t root,
                                   uform_call_options_t const *options);
 
-/** Gives an array to one other process. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Gives `count` elements to the process with the index `destination`, which receives as many with the same tag.
+ *
+ *  Messages of one tag are received in the order of their sends, and other tags do not wait for them. What fits into 64 KiB
+ *  together with all that was sent there and not received, 64 bytes counted for each message, is sent before its receive (over
+ *  MPI 1 KiB); the send of more ends when the other side receives.
+ */
 uform_status_t uform_mesh_send(uform_mesh_t const *mesh, void const *array, size_t count, uform_dtype_t dtype,
                                size_t destination, uint64_t tag, uform_call_options_t const *options);
 
-/** Takes an array from one other process. Not in this version: `uform_status_unsupported_k`. */
+/** Takes `count` elements that the process with the index `source` sends with this tag. */
 uform_status_t uform_mesh_receive(uform_mesh_t const *mesh, void *array, size_t count, uform_dtype_t dtype,
                                   size_t source, uint64_t tag, uform_call_options_t const *options);
 

@@ -19,7 +19,7 @@ use uform::vocabulary::Verb;
 use crate::arena::Arena;
 use crate::argument;
 use crate::detached::Detached;
-use crate::error::{invalid, to_python, unsupported};
+use crate::error::{invalid, to_python};
 use crate::executor::Executor;
 use crate::progress::Report;
 use crate::site;
@@ -290,10 +290,6 @@ impl DeferredMesh {
         let (call, report) = request.submit(py, &self.inner)?;
         let deferred = Deferred::new(&self.executor, py, call, |py, _| Ok(py.None()));
         Ok(Deferred { report, ..deferred })
-    }
-
-    fn refused(&self, py: Python<'_>, verb: Verb) -> PyResult<Deferred> {
-        Err(unsupported(py, &format!("DeferredMesh.{}", verb.word())))
     }
 }
 

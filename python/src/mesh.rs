@@ -237,10 +237,6 @@ impl Mesh {
     fn carry(&self, py: Python<'_>, request: Request<'_, '_>) -> PyResult<()> {
         request.run(py, &self.inner)
     }
-
-    fn refused(&self, py: Python<'_>, verb: Verb) -> PyResult<()> {
-        Err(unsupported(py, &format!("Mesh.{}", verb.word())))
-    }
 }
 
 /// Makes a mesh by one of the ways of the core.

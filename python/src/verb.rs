@@ -47,6 +47,7 @@ pub(crate) struct Request<'a, 'py> {
     pub(crate) output: (&'static str, Given<'a, 'py>),
     pub(crate) op: Given<'a, 'py>,
     pub(crate) root: Given<'a, 'py>,
+    pub(crate) tag: Given<'a, 'py>,
     /// Their name and what it is.
     pub(crate) counts: (&'static str, Given<'a, 'py>),
     pub(crate) receive_counts: Given<'a, 'py>,
@@ -75,6 +76,7 @@ struct Form {
     verb: Verb,
     op: ReduceOp,
     root: usize,
+    tag: u64,
     counts: Option<Vec<usize>>,
     receive_counts: Option<Vec<usize>>,
     reproducible: bool,
@@ -88,9 +90,9 @@ impl Form {
         progress: Option<Progress<'a>>,
     ) -> Call<'a> {
         let (counts, receive_counts) = (self.counts.as_deref(), self.receive_counts.as_deref());
-        let reproducible = self.reproducible;
+        let (reproducible, tag) = (self.reproducible, self.tag);
         let call = Call::new(self.verb, dtype, self.op, self.root, input, output);
-        Call { counts, receive_counts, input_layout, output_layout, reproducible, progress, ..call }
+        Call { counts, receive_counts, input_layout, output_layout, reproducible, tag, progress, ..call }
     }
 }
 
@@ -118,6 +120,18 @@ impl<'a, 'py> Request<'a, 'py> {
         Self::two(verb, given(array), given(out))
     }
 
+    /// A send to another process, or a receive from it.
+    pub(crate) fn paired(
+        verb: Verb,
+        array: &'a Bound<'py, PyAny>,
+        other: &'a Bound<'py, PyAny>,
+        tag: Given<'a, 'py>,
+    ) -> Self {
+        let (input, output) = if verb == Verb::Send { (Some(array), None) } else { (None, Some(array)) };
+        let output = (if verb == Verb::Send { "out" } else { "array" }, output);
+        Self { input, output, root: Some(other), tag, ..Self::two(verb, None, None) }
+    }
+
     fn two(verb: Verb, input: Given<'a, 'py>, output: Given<'a, 'py>) -> Self {
         Self {
             verb,
@@ -125,6 +139,7 @@ impl<'a, 'py> Request<'a, 'py> {
             output: ("out", output),
             op: None,
             root: None,
+            tag: None,
             counts: ("counts", None),
             receive_counts: None,
             reproducible: None,
@@ -175,10 +190,14 @@ impl<'a, 'py> Request<'a, 'py> {
             Arrays::List(pairs) => (pairs, true),
         };
         let (dtypes, verb) = (pairs.iter().map(dtype_of).collect(), self.verb);
+        let with = (form.root, form.tag);
         let lent = Lent { form, dtypes, loan: Loan::new(py, pairs)?, tell };
         let site = site::of_caller(py);
         let submit = || match is_list {
             true => mesh.run_many(verb, lent, |lent| Ok(lent.calls()), deadline),
+            false if matches!(verb, Verb::Send | Verb::Receive) => {
+                mesh.run_paired(verb, with, lent, Lent::call, deadline)
+            }
             false => mesh.run(verb, lent, Lent::call, deadline),
         };
         let call = py.detach(|| site.during(submit));
@@ -197,7 +216,13 @@ impl<'a, 'py> Request<'a, 'py> {
 
     fn read(&self, py: Python<'py>) -> PyResult<Arguments> {
         let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
-        let root = argument::count_or("root", self.root, 0)?;
+        let name = match self.verb {
+            Verb::Send => "destination",
+            Verb::Receive => "source",
+            _ => "root",
+        };
+        let root = argument::count_or(name, self.root, 0)?;
+        let tag = argument::count_or("tag", self.tag, 0)? as u64;
         let counts =
             |name: &str, given: Given<'_, 'py>| given.map(|given| argument::counts(name, given)).transpose();
         let receive_counts = counts("receive_counts", self.receive_counts)?;
@@ -211,7 +236,7 @@ impl<'a, 'py> Request<'a, 'py> {
             Some(pairs) => Arrays::List(pairs),
             None => Arrays::Pair(pair(py, self.input, self.output)?),
         };
-        let form = Form { verb: self.verb, op, root, counts, receive_counts, reproducible };
+        let form = Form { verb: self.verb, op, root, tag, counts, receive_counts, reproducible };
         Ok(Arguments { form, arrays, deadline, report })
     }
 
@@ -291,7 +316,7 @@ impl Lent {
 
 /// Gives a class the verbs on arrays, with one signature wherever they are.
 ///
-/// The class says with `carry` what it does with a request, and with `refused` what with a verb of a later version.
+/// The class says with `carry` what it does with a request.
 macro_rules! verbs {
     ($class:ident -> $answer:ty) => {
         #[allow(clippy::too_many_arguments, reason = "the signatures are those of the Python interface")]
@@ -489,7 +514,12 @@ macro_rules! verbs {
                 self.carry(py, $crate::verb::Request { root, counts, timeout_seconds, progress, ..request })
             }
 
-            /// Gives one other process an array; raises UnsupportedError: not in this version.
+            /// Gives one other process an array, which receives it with the same tag.
+            ///
+            /// array: any shape and element type, as many elements as array of the receive. destination: its index. tag: 0 to
+            /// 2^64 - 1; messages of one tag are received in the order of their sends, and other tags do not wait for them.
+            /// What fits into 64 KiB with all that was sent there and not received (over MPI 1 KiB) is sent before its
+            /// receive; the send of more ends when the other process receives.
             #[pyo3(
                 signature = (array, destination, /, *, tag=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, destination, /, *, tag=0, timeout_seconds=0.0, progress=None)"
@@ -503,11 +533,13 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, destination, tag, timeout_seconds, progress);
-                self.refused(py, Verb::Send)
+                let request = $crate::verb::Request::paired(Verb::Send, array, destination, tag);
+                self.carry(py, $crate::verb::Request { timeout_seconds, progress, ..request })
             }
 
-            /// Takes an array from one other process; raises UnsupportedError: not in this version.
+            /// Takes an array that one other process sends with the same tag.
+            ///
+            /// array: written, as many elements as array of the send. source: its index. tag: as in send.
             #[pyo3(
                 signature = (array, source, /, *, tag=None, timeout_seconds=None, progress=None),
                 text_signature = "($self, array, source, /, *, tag=0, timeout_seconds=0.0, progress=None)"
@@ -521,8 +553,8 @@ macro_rules! verbs {
                 timeout_seconds: $crate::verb::Given<'_, '_>,
                 progress: $crate::verb::Given<'_, '_>,
             ) -> PyResult<$answer> {
-                let _ = (array, source, tag, timeout_seconds, progress);
-                self.refused(py, Verb::Receive)
+                let request = $crate::verb::Request::paired(Verb::Receive, array, source, tag);
+                self.carry(py, $crate::verb::Request { timeout_seconds, progress, ..request })
             }
         }
     };

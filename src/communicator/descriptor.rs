@@ -172,6 +172,19 @@ pub(super) fn again(error: &Error) -> Error {
     }
 }
 
+/// Whether an error of a call ends its group: others cannot follow it.
+pub(super) const fn ends_group(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Disagreed { .. } | Error::Exhausted { .. } | Error::Invalid { .. } | Error::Closed { .. }
+    )
+}
+
+/// Whether two members alone take part in the verb.
+pub(super) const fn is_paired(verb: Verb) -> bool {
+    matches!(verb, Verb::Send | Verb::Receive)
+}
+
 pub(super) fn invalid(argument: &str, value: usize, reason: String) -> Error {
     Error::invalid(argument, format!("{value} bytes"), "call", reason)
 }
@@ -200,12 +213,22 @@ pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usiz
         let reason = format!("must be below {members}");
         return Err(Error::invalid("root", call.root, "call", reason));
     }
+    if is_paired(call.verb) && (call.root >= members || call.root == seat) {
+        let argument = if call.verb == Verb::Send { "destination" } else { "source" };
+        let reason = format!("must be another member's index, below {members}; this is index {seat}");
+        return Err(Error::invalid(argument, call.root, "call", reason));
+    }
     let is_root = call.root == seat;
     let counts = Counts::check(call, seat, members)?;
     let output = Length { argument: "output", size, bytes: Some(call.output.byte_count()) };
     let input = Length { argument: "input", size, bytes: call.input.map(|input| input.byte_count()) };
     let (length, given) = (output.elements()?, input.elements()?);
     match call.verb {
+        Verb::Send => output.exactly(0).and_then(|_| input.given(given)),
+        Verb::Receive => match input.bytes {
+            Some(_) => Err(input.wrong("must be none: a receive has an output alone")),
+            None => Ok(length),
+        },
         Verb::AllReduce => input.optional(length),
         Verb::Broadcast => match input.bytes {
             Some(_) => Err(input.wrong("must be none: a broadcast works in place")),

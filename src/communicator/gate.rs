@@ -1,7 +1,7 @@
 //! One call of a group at a time, and none once the group has ended, is closed, or belongs to a parent process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::descriptor::again;
@@ -28,6 +28,8 @@ pub(super) struct Gate<T> {
     pid: u32,
     is_closed: AtomicBool,
     turn: Mutex<T>,
+    /// Held by those who look at the turn outside of a call.
+    peeking: Mutex<()>,
 }
 
 impl<T: Turn> Gate<T> {
@@ -35,7 +37,14 @@ impl<T: Turn> Gate<T> {
     pub(super) fn new(name: String, turn: T) -> Self {
         let whole = name.strip_prefix(INSIDE).unwrap_or(&name);
         let suffix = if whole == RUN { String::new() } else { format!(" of {whole}") };
-        Self { name, suffix, pid: process::pid(), is_closed: AtomicBool::new(false), turn: Mutex::new(turn) }
+        Self {
+            name,
+            suffix,
+            pid: process::pid(),
+            is_closed: AtomicBool::new(false),
+            turn: Mutex::new(turn),
+            peeking: Mutex::new(()),
+        }
     }
 
     /// What messages put after the name of a call: nothing for the group of a whole run.
@@ -60,12 +69,25 @@ impl<T: Turn> Gate<T> {
         Some(Error::Closed { what: format!("the group {}", self.name), why: why.to_owned() })
     }
 
+    /// Does something short with the turn, if no call has it; a call that begins meanwhile waits.
+    pub(super) fn peek<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let _peeking = self.peeking.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.turn.try_lock() {
+            Ok(mut turn) => Some(act(&mut turn)),
+            Err(TryLockError::Poisoned(turn)) => Some(act(&mut turn.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Takes the turn, or says why this group makes no more calls.
     pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, T>> {
         if let Some(error) = self.closed() {
             return Err(error);
         }
-        let turn = match self.turn.try_lock() {
+        let peeking = self.peeking.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self.turn.try_lock();
+        drop(peeking);
+        let turn = match taken {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Err(TryLockError::WouldBlock) => {

@@ -33,6 +33,8 @@ pub(super) enum Medium {
     Control,
     /// The connection that carries payload between hosts.
     Data,
+    /// The connection for sends and receives between hosts.
+    Pair,
 }
 
 impl Medium {
@@ -42,6 +44,7 @@ impl Medium {
             Self::Unix => b"uform-s1",
             Self::Control => b"uform-c1",
             Self::Data => b"uform-d1",
+            Self::Pair => b"uform-p1",
         }
     }
 }

@@ -10,6 +10,7 @@ mod handshake;
 #[doc(hidden)]
 pub mod hostile;
 pub mod mpi;
+mod pair;
 mod parts;
 mod progress;
 pub mod recorded;
@@ -42,6 +43,8 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 /// - scatter: input n * count at the root, none elsewhere, output n;
 /// - reduce_scatter: input n * count, output n;
 /// - all_to_all: input n * count, the part for each seat in their order, output n * count, the part from each;
+/// - send: input n, output nothing; `root` is the seat that it is for, `tag` tells messages apart;
+/// - receive: output n; `root` is the seat that it is from;
 /// - barrier: neither.
 ///
 /// With `counts`, part `seat` of an array of all seats has `counts[seat]` elements instead of n.
@@ -78,6 +81,8 @@ pub struct Call<'a> {
     pub reproducible: bool,
     /// Stands for the list of arrays that lie in `output` one after the other, equal for equal lists; 0 for a lone array.
     pub list: u64,
+    /// In send and receive: which messages the call is about; those of one tag are received in the order of their sends.
+    pub tag: u64,
     /// Who is told how far the call has come; what moves payload advances it by the bytes of `output` that are there.
     pub progress: Option<Progress<'a>>,
     /// Where in the user's code it was made.
@@ -123,6 +128,7 @@ impl<'a> Call<'a> {
             output_layout: None,
             reproducible: false,
             list: 0,
+            tag: 0,
             progress: None,
             site: Site::default(),
             mark: None,

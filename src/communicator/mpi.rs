@@ -37,8 +37,9 @@ pub fn join_with(
 
 fn links(world: &World, roster: &Roster, group: &Group) -> Result<Links> {
     let channel = |rank: usize, medium: Medium| Carrier::Mpi(world.channel(rank, medium));
-    let pair = |rank: usize| (channel(rank, Medium::Control), channel(rank, Medium::Data));
-    Links::of_mpi(roster, world.rank(), &group.seats, pair)
+    let channels =
+        |rank: usize| [Medium::Control, Medium::Data, Medium::Pair].map(|medium| channel(rank, medium));
+    Links::of_mpi(roster, world.rank(), &group.seats, channels)
 }
 
 fn of_links(

@@ -7,13 +7,14 @@ mod address;
 mod connect;
 mod dial;
 mod flow;
+mod pairs;
 mod payload;
 mod peer;
 mod wire;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use address::{Admits, Selection};
@@ -29,6 +30,7 @@ use super::announcement::{self, Part};
 use super::carrier::{Carrier, Patience};
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
+use super::pair::Pair;
 use super::parts;
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
@@ -59,6 +61,10 @@ pub struct TcpCommunicator {
     /// The number of the call that was begun last.
     sequence: AtomicU64,
     gate: Gate<Turn>,
+    /// By seat, for sends and receives.
+    pairs: Vec<Option<Pair<Carrier>>>,
+    /// What ended the group outside of its calls.
+    ended: OnceLock<Error>,
     /// After which call the last refusals were, and how many of them were told.
     refusals: Mutex<(u64, u32)>,
 }
@@ -133,13 +139,15 @@ impl TcpCommunicator {
             let reason = format!("must be the seat of index {} in {:?}", links.index, group.seats);
             return Err(Error::invalid("own", group.own, "group", reason));
         }
-        let mut peers = Vec::with_capacity(group.seats.len());
+        let (mut peers, mut pairs) = (Vec::with_capacity(group.seats.len()), Vec::new());
         for (seat, index) in group.seats.iter().enumerate() {
             let link = if seat == group.own { None } else { links.links.remove(index) };
             if link.is_none() && seat != group.own {
                 return Err(Error::invalid("group", index, group.name.clone(), "is not connected"));
             }
+            let (link, pair) = link.map(|link| (link.link, Pair::new(link.pair))).unzip();
             peers.push(link.map(|link| Peer::new(*index, link)));
+            pairs.push(pair);
         }
         let heard = peers.iter().map(|_| Heard::default()).collect();
         Ok(Arc::new(Self {
@@ -151,6 +159,8 @@ impl TcpCommunicator {
             peers,
             sequence: AtomicU64::new(0),
             gate: Gate::new(group.name.clone(), Turn { heard, ..Turn::default() }),
+            pairs,
+            ended: OnceLock::new(),
             refusals: Mutex::new((0, 0)),
         }))
     }
@@ -175,7 +185,9 @@ impl TcpCommunicator {
 
     /// Takes the turn, or says why this group makes no more calls.
     pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, Turn>> {
-        self.gate.begin(verb)
+        let turn = self.gate.begin(verb)?;
+        self.check_ended()?;
+        Ok(turn)
     }
 
     pub(super) fn watch<'a>(&self, verb: Verb, deadline: &'a Deadline<'a>) -> Watch<'a> {
@@ -256,6 +268,7 @@ impl TcpCommunicator {
         if let Some(error) = self.closed() {
             return Err(error);
         }
+        self.check_ended()?;
         watch.deadline.check_interrupt(&watch.phase)?;
         for (peer, heard) in self.peers.iter().zip(&mut *heard) {
             let Some(peer) = peer else { continue };
@@ -354,6 +367,7 @@ impl TcpCommunicator {
                 let frame = Frame::Leave(watch.sequence, Cause::of(&error, &watch.phase));
                 self.peers().for_each(|peer| peer.post(&frame));
                 turn.ended = Some(again(&error));
+                let _ = self.ended.set(again(&error));
                 Err(error)
             }
         }
@@ -370,6 +384,9 @@ impl Communicator for TcpCommunicator {
     }
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        if descriptor::is_paired(call.verb) {
+            return self.pair(&mut call, deadline);
+        }
         let count = descriptor::check(&call, self.own, self.seats.len())?;
         parts::check_room(&call, self.seats.len(), wire::INLINE_BYTES)?;
         let mut turn = self.begin(call.verb)?;
@@ -441,6 +458,7 @@ impl Communicator for TcpCommunicator {
                 peer.control.finish();
                 peer.data.finish();
             }
+            self.pairs.iter().flatten().for_each(|pair| pair.passage.finish());
         }
     }
 }

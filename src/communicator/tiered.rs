@@ -260,6 +260,27 @@ impl TieredCommunicator {
         Ok(())
     }
 
+    /// Runs a send or a receive: inside of this host over its memory, else over the network.
+    fn pair(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        descriptor::check(&call, self.seat(), self.count())?;
+        let place = self.hosts[self.own_host].iter().position(|seat| *seat == call.root);
+        let phase = format!("{} with seat {}", call.verb.word(), call.root);
+        let result = match place {
+            Some(place) => {
+                call.root = place;
+                self.host.pair(&mut call, deadline)
+            }
+            None => self.world.pair(&mut call, deadline),
+        };
+        if let Err(error) = &result
+            && descriptor::ends_group(error)
+        {
+            self.world.abandon(error, &phase);
+            self.host.abandon(error, &phase);
+        }
+        result
+    }
+
     /// Ends a call on both tiers: an error that ends the group over the network ends it inside of this host too.
     fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
         let result = self.world.finish(turn, watch, result);
@@ -303,6 +324,9 @@ impl Communicator for TieredCommunicator {
     }
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        if descriptor::is_paired(call.verb) {
+            return self.pair(call, deadline);
+        }
         let count = descriptor::check(&call, self.seat(), self.count())?;
         let is_small = is_small(call.output.byte_count(), self.count());
         if !Self::goes_by_tiers(&call) || (call.verb == Verb::Broadcast && is_small) {

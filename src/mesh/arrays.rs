@@ -110,6 +110,7 @@ fn staging(byte_count: usize) -> Result<Vec<u8>> {
 fn is_written(call: &Call<'_>, index: usize) -> bool {
     match call.verb {
         Verb::Reduce | Verb::Gather => call.root == index,
+        Verb::Send => false,
         // In place the root has its values already.
         Verb::Broadcast => call.root != index || call.input.is_some(),
         _ => true,
@@ -132,7 +133,9 @@ impl Mesh {
             (Meeting::Same, _) => is_plain = false,
             _ => {}
         }
-        let report = (call.progress.clone(), packed_bytes(&call).1);
+        let (input_bytes, output_bytes) = packed_bytes(&call);
+        let bytes = if call.verb == Verb::Send { input_bytes } else { output_bytes };
+        let report = (call.progress.clone(), bytes);
         self.reported(call.verb, report, executor, deadline, |deadline| match is_plain {
             true => self.to_group(call, deadline),
             false => self.to_group_packed(call, deadline),

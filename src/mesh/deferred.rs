@@ -1,8 +1,9 @@
 //! The verbs of a mesh that return before they are done.
 
+use super::order::Lane;
 use super::{Arena, Mesh};
 use crate::communicator::Call;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::Deferred;
 use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Span, SpanMut};
@@ -56,9 +57,33 @@ impl DeferredMesh {
         make: impl for<'k> FnOnce(&'k mut K) -> Result<Call<'k>> + Send + 'static,
         deadline: Deadline<'static>,
     ) -> Deferred<K> {
+        self.run_in(Lane::Group, verb, owner, make, deadline)
+    }
+
+    /// As [`DeferredMesh::run`], for a send to the member `peer` or a receive from it with a tag: `make` gives a call with the
+    /// same. Such calls wait for their executor, and for earlier ones with that member and tag.
+    pub fn run_paired<K: Send + 'static>(
+        &self,
+        verb: Verb,
+        (peer, tag): (usize, u64),
+        owner: K,
+        make: impl for<'k> FnOnce(&'k mut K) -> Result<Call<'k>> + Send + 'static,
+        deadline: Deadline<'static>,
+    ) -> Deferred<K> {
+        self.run_in(Lane::Pair(verb, peer, tag), verb, owner, make, deadline)
+    }
+
+    fn run_in<K: Send + 'static>(
+        &self,
+        lane: Lane,
+        verb: Verb,
+        owner: K,
+        make: impl for<'k> FnOnce(&'k mut K) -> Result<Call<'k>> + Send + 'static,
+        deadline: Deadline<'static>,
+    ) -> Deferred<K> {
         let mut owner = owner;
         let site = Site::caller();
-        self.submit(verb, deadline, move |mesh, deadline| {
+        self.submit_in(lane, verb, deadline, move |mesh, deadline| {
             mesh.refusing(verb, || {
                 let mut call = make(&mut owner)?;
                 if call.site == Site::default() {
@@ -157,6 +182,36 @@ impl DeferredMesh {
         self.with_output(Verb::AllToAll, array, out, ReduceOp::Sum, 0)
     }
 
+    /// As [`Mesh::send`]; gives the array back.
+    pub fn send<T: Element>(&self, array: Vec<T>, destination: usize, tag: u64) -> Deferred<Vec<T>> {
+        self.run_paired(
+            Verb::Send,
+            (destination, tag),
+            array,
+            move |array| {
+                let (input, output) = (Some(Span::of(array)), SpanMut::empty());
+                let call = Call::of::<T>(Verb::Send, ReduceOp::Sum, destination, input, output);
+                Ok(Call { tag, ..call })
+            },
+            Mesh::patience(),
+        )
+    }
+
+    /// As [`Mesh::receive`]; gives the array back.
+    pub fn receive<T: Element>(&self, array: Vec<T>, source: usize, tag: u64) -> Deferred<Vec<T>> {
+        self.run_paired(
+            Verb::Receive,
+            (source, tag),
+            array,
+            move |array| {
+                let output = SpanMut::of(array);
+                let call = Call::of::<T>(Verb::Receive, ReduceOp::Sum, source, None, output);
+                Ok(Call { tag, ..call })
+            },
+            Mesh::patience(),
+        )
+    }
+
     /// As [`Mesh::barrier`].
     #[track_caller]
     pub fn barrier(&self, deadline: Deadline<'static>) -> Deferred<()> {
@@ -238,6 +293,17 @@ impl DeferredMesh {
         deadline: Deadline<'static>,
         work: impl FnOnce(&Mesh, &Deadline<'_>) -> Result<T> + Send + 'static,
     ) -> Deferred<T> {
-        self.mesh.submit(verb.word(), deadline, move |mesh, error| mesh.refuse(verb, error), work)
+        self.submit_in(Lane::Group, verb, deadline, work)
+    }
+
+    fn submit_in<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        verb: Verb,
+        deadline: Deadline<'static>,
+        work: impl FnOnce(&Mesh, &Deadline<'_>) -> Result<T> + Send + 'static,
+    ) -> Deferred<T> {
+        let refused = move |mesh: &Mesh, error: &Error| mesh.refuse(verb, error);
+        self.mesh.submit_in(verb.word(), lane, deadline, refused, work)
     }
 }

@@ -1,6 +1,7 @@
 //! The order of the calls of one mesh, whatever executors they run on.
 //!
-//! All members must make their calls in one order, so a mesh makes one at a time, in the order of submission. A call takes its
+//! All members must make their calls in one order, so a mesh makes one at a time, in the order of submission. Sends and receives
+//! have an order for each member and tag, and wait for no others. A call takes its
 //! ticket and its place in an executor's line in one act, under one lock: so the lines of all executors and the tickets of
 //! all meshes follow one order, that of submission. Therefore nothing can wait in a circle: of all calls that have not ended,
 //! the one submitted first has nobody before it in its line and no lower ticket of its mesh before it, and runs.
@@ -11,9 +12,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Inner, Mesh};
+use crate::communicator::Call;
 use crate::error::{Error, Missing, Result};
 use crate::executor::{Deferred, Executor, Hold};
 use crate::sys::{Deadline, process};
+use crate::vocabulary::Verb;
 
 /// The tickets of the calls that have not ended.
 #[derive(Default)]
@@ -28,8 +31,27 @@ struct Turns {
     outstanding: VecDeque<Turn>,
 }
 
+/// Calls of one lane of a mesh run one after the other; those of different lanes do not wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Calls of all members.
+    Group,
+    /// Sends to a member, or receives from it, with one tag.
+    Pair(Verb, usize, u64),
+}
+
+impl Lane {
+    pub(super) fn of(call: &Call<'_>) -> Self {
+        match call.verb {
+            Verb::Send | Verb::Receive => Self::Pair(call.verb, call.root, call.tag),
+            _ => Self::Group,
+        }
+    }
+}
+
 /// A call that has entered.
 struct Turn {
+    lane: Lane,
     number: u64,
     call: &'static str,
     executor: Executor,
@@ -38,6 +60,7 @@ struct Turn {
 /// A call's place in the order of its mesh, given back when dropped.
 struct Ticket {
     mesh: Arc<Inner>,
+    lane: Lane,
     number: u64,
 }
 
@@ -79,9 +102,9 @@ impl Turns {
         }
     }
 
-    fn take(&mut self, call: &'static str, executor: &Executor) -> u64 {
+    fn take(&mut self, call: &'static str, lane: Lane, executor: &Executor) -> u64 {
         self.next += 1;
-        self.outstanding.push_back(Turn { number: self.next, call, executor: executor.clone() });
+        self.outstanding.push_back(Turn { lane, number: self.next, call, executor: executor.clone() });
         self.next
     }
 }
@@ -92,13 +115,23 @@ impl Mesh {
     /// # Errors
     /// As [`Executor::hold_within`]; `Contended` from inside of another call of this mesh; `Closed`.
     pub(crate) fn admit(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Admission> {
+        self.admit_in(call, Lane::Group, deadline)
+    }
+
+    /// As [`Mesh::admit`], in a lane of the mesh.
+    pub(super) fn admit_in(
+        &self,
+        call: &'static str,
+        lane: Lane,
+        deadline: &Deadline<'_>,
+    ) -> Result<Admission> {
         self.check_open()?;
         let (place, ticket) = {
             let mut turns = self.inner.order.turns();
             turns.check()?;
             let place = self.executor.enter(call)?;
-            let number = turns.take(call, &self.executor);
-            (place, Ticket { mesh: Arc::clone(&self.inner), number })
+            let number = turns.take(call, lane, &self.executor);
+            (place, Ticket { mesh: Arc::clone(&self.inner), lane, number })
         };
         let has_waited = !place.is_held();
         let hold = place.wait(deadline)?;
@@ -118,6 +151,18 @@ impl Mesh {
         refused: impl Fn(&Self, &Error) + Send + Sync + 'static,
         work: impl FnOnce(&Self, &Deadline<'_>) -> Result<T> + Send + 'static,
     ) -> Deferred<T> {
+        self.submit_in(call, Lane::Group, deadline, refused, work)
+    }
+
+    /// As [`Mesh::submit`], in a lane of the mesh.
+    pub(super) fn submit_in<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        lane: Lane,
+        deadline: Deadline<'static>,
+        refused: impl Fn(&Self, &Error) + Send + Sync + 'static,
+        work: impl FnOnce(&Self, &Deadline<'_>) -> Result<T> + Send + 'static,
+    ) -> Deferred<T> {
         if let Err(error) = self.check_open() {
             return Deferred::failed(call, error);
         }
@@ -130,8 +175,8 @@ impl Mesh {
                 refused(self, &error);
                 return Deferred::failed(call, error);
             }
-            let number = turns.take(call, &self.executor);
-            let ticket = Ticket { mesh: Arc::clone(&self.inner), number };
+            let number = turns.take(call, lane, &self.executor);
+            let ticket = Ticket { mesh: Arc::clone(&self.inner), lane, number };
             let (deferred, job) = self.executor.prepare(call, move |_hold| {
                 let begun = ticket.wait(call, &deadline).and_then(|()| own.check_open());
                 begun.inspect_err(|error| told(&own, error))?;
@@ -152,25 +197,28 @@ impl Mesh {
 }
 
 impl Ticket {
+    /// The first call before this one in its lane that has not ended.
+    fn before(&self, turns: &Turns) -> Option<&'static str> {
+        let mut earlier = turns.outstanding.iter().take_while(|turn| turn.number < self.number);
+        earlier.find(|turn| turn.lane == self.lane).map(|turn| turn.call)
+    }
+
     /// Whether all calls before this one have ended.
     fn is_first(&self) -> bool {
-        let turns = self.mesh.order.turns();
-        turns.outstanding.front().is_none_or(|turn| turn.number == self.number)
+        self.before(&self.mesh.order.turns()).is_none()
     }
 
     /// Waits until all calls before this one have ended.
     fn wait(&self, call: &str, deadline: &Deadline<'_>) -> Result<()> {
         let order = &self.mesh.order;
-        let is_first =
-            |turns: &Turns| turns.outstanding.front().is_none_or(|turn| turn.number == self.number);
         loop {
             let mut turns = order.turns();
-            if !is_first(&turns) {
+            if self.before(&turns).is_some() {
                 let waited = order.changed.wait_timeout(turns, deadline.pause());
                 turns = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            let before = turns.outstanding.front().map_or("another call", |turn| turn.call);
-            let first = is_first(&turns);
+            let earlier = self.before(&turns);
+            let (first, before) = (earlier.is_none(), earlier.unwrap_or("another call"));
             drop(turns);
             // Without the lock: the interrupt check may run any code. A call that stood in line past its deadline has
             // timed out, whether or not its turn has come.

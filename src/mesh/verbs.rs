@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::communicator::{Call, Progress};
 use crate::error::{Error, Result};
 use crate::executor::Hold;
+use crate::mesh::order::Lane;
 use crate::mesh::{Admission, Arena, Mesh, arrays};
 use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Span, SpanMut};
@@ -37,12 +38,12 @@ impl Mesh {
     /// usable; `Lost`, `TimedOut` and `Interrupted`, after which only `close` is legal.
     #[track_caller]
     pub fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        let verb = call.verb;
+        let (verb, lane) = (call.verb, Lane::of(&call));
         call.site = call.site.or_caller();
         self.refusing(verb, || {
             self.check_open()?;
             self.check_call(&call)?;
-            let admission = self.admitted(verb, deadline)?;
+            let admission = self.admitted_in(verb, lane, deadline)?;
             self.carry(call, Some(admission.hold()), deadline)
         })?
     }
@@ -50,7 +51,9 @@ impl Mesh {
     /// What can be said of a call without the group.
     pub(super) fn check_call(&self, call: &Call<'_>) -> Result<()> {
         check_verb(call.verb)?;
-        check_root(call.root, self.count())?;
+        if !matches!(call.verb, Verb::Send | Verb::Receive) {
+            check_root(call.root, self.count())?;
+        }
         arrays::check(call, self.index())
     }
 
@@ -113,7 +116,12 @@ impl Mesh {
 
     /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.
     pub(super) fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission> {
-        self.admit(verb.word(), deadline).inspect_err(|error| {
+        self.admitted_in(verb, Lane::Group, deadline)
+    }
+
+    /// As [`Mesh::admitted`], in a lane of the mesh.
+    fn admitted_in(&self, verb: Verb, lane: Lane, deadline: &Deadline<'_>) -> Result<Admission> {
+        self.admit_in(verb.word(), lane, deadline).inspect_err(|error| {
             if matches!(error, Error::TimedOut { .. } | Error::Interrupted { .. }) {
                 self.refuse(verb, error);
             }
@@ -212,6 +220,30 @@ impl Mesh {
     #[track_caller]
     pub fn all_to_all<T: Element>(&self, array: &[T], out: &mut [T]) -> Result<()> {
         self.typed(Verb::AllToAll, ReduceOp::Sum, 0, Some(Span::of(array)), out)
+    }
+
+    /// Gives `array` to the member `destination`, which receives it with the same tag: n elements on both sides.
+    ///
+    /// Messages of one tag are received in the order of their sends, and other tags do not wait for them. What fits into 64 KiB
+    /// together with all that was sent there and not received, 64 bytes counted for each message, is sent before its receive
+    /// (over MPI 1 KiB); the send of more ends when the other side receives.
+    ///
+    /// # Errors
+    /// As [`Mesh::run`]; `Invalid` for this member itself. `Disagreed` on both sides where counts or types differ; of a message
+    /// that was sent before its receive only the receiving side learns it.
+    pub fn send<T: Element>(&self, array: &[T], destination: usize, tag: u64) -> Result<()> {
+        let call =
+            Call::of::<T>(Verb::Send, ReduceOp::Sum, destination, Some(Span::of(array)), SpanMut::empty());
+        self.run(Call { tag, ..call }, &Self::patience())
+    }
+
+    /// Takes what the member `source` sends with this tag: n elements on both sides.
+    ///
+    /// # Errors
+    /// As [`Mesh::send`].
+    pub fn receive<T: Element>(&self, array: &mut [T], source: usize, tag: u64) -> Result<()> {
+        let call = Call::of::<T>(Verb::Receive, ReduceOp::Sum, source, None, SpanMut::of(array));
+        self.run(Call { tag, ..call }, &Self::patience())
     }
 
     /// Returns when all members have come.
@@ -384,14 +416,12 @@ fn check_verb(verb: Verb) -> Result<()> {
         | Verb::Scatter
         | Verb::ReduceScatter
         | Verb::AllToAll
+        | Verb::Send
+        | Verb::Receive
         | Verb::Barrier => Ok(()),
         Verb::Exchange | Verb::Arena | Verb::Split => {
             let reason = "is not a call on arrays; use the method of the mesh";
             Err(Error::invalid("verb", verb.word(), "argument", reason))
-        }
-        Verb::Send | Verb::Receive => {
-            let why = "not in this version; all_to_all with counts moves arrays between two members";
-            Err(Error::unsupported(verb.word(), why))
         }
     }
 }

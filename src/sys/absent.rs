@@ -87,6 +87,8 @@ pub mod mpi {
         Control = 2,
         /// Carries payload.
         Data = 3,
+        /// Carries sends and receives.
+        Pair = 4,
     }
 
     /// The processes of a communicator; there is none.

@@ -391,8 +391,8 @@ static void use_arenas(uform_mesh_t const *mesh) {
 static void use_later_verbs(uform_mesh_t const *mesh) {
     float in[4] = {0}, out[4] = {0};
     uform_dtype_t const f32 = uform_dtype_f32_k;
-    REFUSE(unsupported, "send", uform_mesh_send(mesh, in, 4, f32, 0, 0, NULL));
-    REFUSE(unsupported, "receive", uform_mesh_receive(mesh, out, 4, f32, 0, 0, NULL));
+    REFUSE(invalid, "destination", uform_mesh_send(mesh, in, 4, f32, 0, 0, NULL));
+    REFUSE(invalid, "source", uform_mesh_receive(mesh, out, 4, f32, 0, 0, NULL));
 }
 
 static void note(uint64_t done, uint64_t total, void *user) {

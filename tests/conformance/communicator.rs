@@ -100,6 +100,7 @@ fn gathers(communicator: &dyn Communicator) {
                 list: 0,
                 site: Default::default(),
                 mark: None,
+                tag: 0,
                 counts: None,
                 receive_counts: None,
             };
@@ -134,6 +135,7 @@ fn all_types(communicator: &dyn Communicator) {
                 list: 0,
                 site: Default::default(),
                 mark: None,
+                tag: 0,
                 counts: None,
                 receive_counts: None,
             };
@@ -174,6 +176,7 @@ fn disagreements(communicator: &dyn Communicator) {
             list: 0,
             site: Site::named("member.rs", 10 * case as u32 + seat as u32 + 1),
             mark: None,
+            tag: 0,
             counts: None,
             receive_counts: None,
         };

@@ -7,5 +7,6 @@ pub(crate) mod exchange;
 pub(crate) mod gpu;
 pub(crate) mod group;
 pub(crate) mod members;
+pub(crate) mod pairs;
 pub(crate) mod parts;
 pub(crate) mod trainer;

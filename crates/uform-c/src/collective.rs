@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use uform::Progress;
 use uform::communicator::Call;
 use uform::error::{Error, Result};
-use uform::sys::{Deadline, Span, SpanMut};
+use uform::sys::{Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
 use crate::arena;
@@ -25,6 +25,8 @@ struct Request {
     dtype: c_int,
     op: c_int,
     root: usize,
+    /// Of a send and a receive.
+    tag: u64,
     /// The array that is only read, `None` for a verb that works on its output alone.
     array: Option<(*const c_void, Count)>,
     out: (*mut c_void, Count),
@@ -85,6 +87,7 @@ verbs! {
             dtype,
             op,
             root: 0,
+            tag: 0,
             array: Some((array, part(count))),
             out: (out, part(count)),
             counts: std::ptr::null(),
@@ -106,6 +109,7 @@ verbs! {
             dtype,
             op: SUM,
             root,
+            tag: 0,
             array: None,
             out: (array, part(count)),
             counts: std::ptr::null(),
@@ -128,6 +132,7 @@ verbs! {
             dtype,
             op: SUM,
             root: 0,
+            tag: 0,
             array: Some((array, part(count))),
             out: (out, all(count)),
             counts,
@@ -151,6 +156,7 @@ verbs! {
             dtype,
             op,
             root: 0,
+            tag: 0,
             array: Some((array, all(count))),
             out: (out, part(count)),
             counts,
@@ -200,6 +206,7 @@ verbs! {
             dtype,
             op,
             root,
+            tag: 0,
             array: Some((array, part(count))),
             out: (out, at_root(part(count))),
             counts: std::ptr::null(),
@@ -223,6 +230,7 @@ verbs! {
             dtype,
             op: SUM,
             root: 0,
+            tag: 0,
             array: Some((array, all(count))),
             out: (out, all(count)),
             counts: send_counts,
@@ -246,6 +254,7 @@ verbs! {
             dtype,
             op: SUM,
             root,
+            tag: 0,
             array: Some((array, part(count))),
             out: (out, at_root(all(count))),
             counts,
@@ -269,6 +278,7 @@ verbs! {
             dtype,
             op: SUM,
             root,
+            tag: 0,
             array: Some((array, at_root(all(count)))),
             out: (out, part(count)),
             counts,
@@ -279,27 +289,47 @@ verbs! {
     /// One member's values go to another.
     fn uform_mesh_send(
         mesh: *const Mesh,
-        _array: *const c_void,
-        _count: usize,
+        array: *const c_void,
+        count: usize,
         dtype: c_int,
-        _destination: usize,
-        _tag: u64,
+        destination: usize,
+        tag: u64,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::Send, dtype, SUM, 0, options)
+        run(mesh, options, Request {
+            verb: Verb::Send,
+            dtype,
+            op: SUM,
+            root: destination,
+            tag,
+            array: Some((array, part(count))),
+            out: (std::ptr::null_mut(), part(0)),
+            counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
+        })
     }
 
     /// The other end of a send.
     fn uform_mesh_receive(
         mesh: *const Mesh,
-        _array: *mut c_void,
-        _count: usize,
+        array: *mut c_void,
+        count: usize,
         dtype: c_int,
-        _source: usize,
-        _tag: u64,
+        source: usize,
+        tag: u64,
         options: *const CallOptions,
     ) {
-        later(mesh, Verb::Receive, dtype, SUM, 0, options)
+        run(mesh, options, Request {
+            verb: Verb::Receive,
+            dtype,
+            op: SUM,
+            root: source,
+            tag,
+            array: None,
+            out: (array, part(count)),
+            counts: std::ptr::null(),
+            receive_counts: std::ptr::null(),
+        })
     }
 
     /// Returns when all members have come.
@@ -309,6 +339,7 @@ verbs! {
             dtype: Dtype::U8.number(),
             op: SUM,
             root: 0,
+            tag: 0,
             array: None,
             out: (std::ptr::null_mut(), part(0)),
             counts: std::ptr::null(),
@@ -375,6 +406,7 @@ struct Arrays {
     dtype: Dtype,
     op: ReduceOp,
     root: usize,
+    tag: u64,
     counts: Option<Vec<usize>>,
     receive_counts: Option<Vec<usize>>,
     input: Option<Span<'static>>,
@@ -388,6 +420,7 @@ impl Arrays {
     fn call(&mut self) -> Call<'_> {
         let output = self.output.reborrow();
         let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
+        call.tag = self.tag;
         call.counts = self.counts.as_deref();
         call.receive_counts = self.receive_counts.as_deref();
         call.reproducible = self.reproducible;
@@ -414,12 +447,13 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
     match calling.deferred() {
         None => calling.run(|deadline| mesh.inner.run(arrays.call(), deadline)),
         Some(place) => {
-            let submitted = mesh.inner.deferred(None).run(
-                request.verb,
-                arrays,
-                |arrays| Ok(arrays.call()),
-                calling.deadline(),
-            );
+            let (verb, deadline, with) = (request.verb, calling.deadline(), (request.root, request.tag));
+            let deferred = mesh.inner.deferred(None);
+            let make = |arrays: &mut Arrays| Ok(arrays.call());
+            let submitted = match verb {
+                Verb::Send | Verb::Receive => deferred.run_paired(verb, with, arrays, make, deadline),
+                _ => deferred.run(verb, arrays, make, deadline),
+            };
             deferred::give(place, submitted, |_| ());
             Ok(())
         }
@@ -536,6 +570,7 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
         dtype,
         op,
         root,
+        tag: request.tag,
         counts,
         receive_counts,
         input,
@@ -543,30 +578,4 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
         reproducible: false,
         report: None,
     })
-}
-
-/// Asks the core for a verb that comes in a later version: what it answers is what the caller gets.
-///
-/// # Safety
-/// `options` as [`Calling::read`] wants it.
-unsafe fn later(
-    mesh: *const Mesh,
-    verb: Verb,
-    dtype: c_int,
-    op: c_int,
-    root: usize,
-    options: *const CallOptions,
-) -> Result<()> {
-    let mesh = handle::get::<Held>(mesh)?;
-    let prepare = || {
-        let dtype = argument::number("dtype", dtype, Dtype::from_number)?;
-        let op = argument::number("op", op, ReduceOp::from_number)?;
-        // SAFETY: the caller of this function keeps the same promise.
-        Ok((dtype, op, unsafe { Calling::read(options) }?.blocking(verb.word())?))
-    };
-    let (dtype, op, calling) = telling(&mesh.inner, verb, prepare)?;
-    let run = |deadline: &Deadline<'_>| {
-        mesh.inner.run(Call::new(verb, dtype, op, root, None, SpanMut::empty()), deadline)
-    };
-    calling.run(run).and_then(|()| Err(Error::unsupported(verb.word(), "its arrays are not passed on")))
 }

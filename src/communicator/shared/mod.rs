@@ -4,6 +4,7 @@ mod arena;
 mod control;
 mod direct;
 mod join;
+mod pairs;
 mod payload;
 mod proof;
 mod transfer;
@@ -11,7 +12,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 pub use proof::{Listener, Proof};
 
@@ -19,6 +20,7 @@ use self::control::Control;
 use self::watch::Watch;
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
+use super::pair::Pair;
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::Deadline;
@@ -48,6 +50,10 @@ pub struct SharedCommunicator {
     gate: Gate<Turn>,
     /// The sites that stand beside the two descriptors.
     told_sites: [AtomicU32; 2],
+    /// By seat, for sends and receives.
+    pairs: Vec<Option<Pair<pairs::Rings>>>,
+    /// What ended the group outside of its calls.
+    ended: OnceLock<Error>,
 }
 
 /// What only the member in a call touches.
@@ -144,6 +150,8 @@ impl SharedCommunicator {
             controls,
             gate: Gate::new(group.name.clone(), Turn::default()),
             told_sites: Default::default(),
+            pairs: pairs::pairs(&proof, &group.name, &group.seats, group.own, has_cores),
+            ended: OnceLock::new(),
             proof,
         }))
     }
@@ -198,6 +206,7 @@ impl SharedCommunicator {
                 self.own_control().leave(&Cause::of(&error, &watch.phase()));
                 self.linger(watch);
                 turn.ended = Some(again(&error));
+                let _ = self.ended.set(again(&error));
                 Err(error)
             }
         }
@@ -206,6 +215,7 @@ impl SharedCommunicator {
     /// Ends the group because of what happened outside of it: peers that wait in it get this cause.
     pub(super) fn abandon(&self, error: &Error, phase: &str) {
         if self.closed().is_none() {
+            let _ = self.ended.set(again(error));
             self.own_control().leave(&Cause::of(error, phase));
         }
     }
@@ -221,8 +231,12 @@ impl Communicator for SharedCommunicator {
     }
 
     fn run(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        if descriptor::is_paired(call.verb) {
+            return self.pair(&mut call, deadline);
+        }
         let count = self.check(&call)?;
         let mut turn = self.gate.begin(call.verb)?;
+        self.check_ended()?;
         turn.sequence += 1;
         let watch = Watch::new(call.verb, turn.sequence, self.gate.suffix(), deadline);
         call.numbered(turn.sequence);

@@ -109,6 +109,7 @@ impl SharedCommunicator {
         if let Some(error) = self.closed() {
             return Err(error);
         }
+        self.check_ended()?;
         watch.deadline.check_interrupt_of(|| watch.phase())?;
         let behind = || (0..self.seats.len()).filter(|seat| needs(*seat) && self.is_behind(*seat, target));
         for seat in behind() {
@@ -160,7 +161,7 @@ impl SharedCommunicator {
         }
     }
 
-    fn is_gone(&self, seat: usize) -> bool {
+    pub(super) fn is_gone(&self, seat: usize) -> bool {
         let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
         mate.is_some_and(|mate| !mate.is_alive() || mate.conversation.has_ended())
     }
@@ -172,7 +173,7 @@ impl SharedCommunicator {
     }
 
     /// The call that a member is in, or the one after which it runs the user's code.
-    fn doing(&self, seat: usize) -> String {
+    pub(super) fn doing(&self, seat: usize) -> String {
         let (sequence, _) = control::call_of(self.controls[seat].progress());
         if sequence == 0 {
             return "user code, before its first call".to_owned();

@@ -17,6 +17,8 @@ use crate::sys::network::{self, Interface, Moved, Port, Stream};
 use crate::sys::{Deadline, Span, SpanMut, random};
 use crate::topology::{Process, Roster};
 
+/// The connections to each member, in the order in which they are made.
+const MEDIA: [Medium; 3] = [Medium::Control, Medium::Data, Medium::Pair];
 pub(super) const PHASE: &str = "connecting to the members of other hosts";
 /// How long one who connected may take to prove the run's key.
 pub(super) const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -85,7 +87,14 @@ impl Listener {
     }
 }
 
-/// One member of another host, connected twice.
+/// One member of another host, and the connection for sends and receives.
+#[derive(Debug)]
+pub(super) struct Linked {
+    pub(super) link: Link,
+    pub(super) pair: Carrier,
+}
+
+/// One member of another host, as the calls of the group need it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) process: Process,
@@ -103,16 +112,16 @@ pub struct Links {
     pub(super) index: usize,
     pub(super) own: Process,
     pub(super) silence: Duration,
-    pub(super) links: BTreeMap<usize, Link>,
+    pub(super) links: BTreeMap<usize, Linked>,
 }
 
 impl Links {
-    /// Members that MPI carries to: `channels` gives two streams for each of the `wanted` ones but this.
+    /// Members that MPI carries to: `channels` gives three streams for each of the `wanted` ones but this.
     pub(in crate::communicator) fn of_mpi(
         roster: &Roster,
         index: usize,
         wanted: &[usize],
-        channels: impl Fn(usize) -> (Carrier, Carrier),
+        channels: impl Fn(usize) -> [Carrier; 3],
     ) -> Result<Self> {
         let process = |member: usize| match roster.members.get(member) {
             Some(member) => Ok(member.introduction.process.clone()),
@@ -122,9 +131,10 @@ impl Links {
             }
         };
         let link = |member: &usize| {
-            let (control, data) = channels(*member);
+            let [control, data, pair] = channels(*member);
             let published = format!("rank {member} of MPI");
-            Ok((*member, Link { process: process(*member)?, published, control, data }))
+            let link = Link { process: process(*member)?, published, control, data };
+            Ok((*member, Linked { link, pair }))
         };
         let links = wanted.iter().filter(|member| **member != index).map(link).collect::<Result<_>>()?;
         Ok(Self { index, own: process(index)?, silence: Duration::ZERO, links })
@@ -166,8 +176,8 @@ impl Links {
             return Err(Error::invalid("index", outside, "roster", reason));
         }
         let own = run.roster.members[run.index].introduction.process.clone();
-        // Two connections to each, attempts at several addresses, and what the program itself has open.
-        network::make_room(4 * wanted.len() + DESCRIPTOR_RESERVE);
+        // Three connections to each, attempts at several addresses, and what the program itself has open.
+        network::make_room(5 * wanted.len() + DESCRIPTOR_RESERVE);
         let gathering = Gathering {
             listener,
             roster: run.roster,
@@ -255,7 +265,7 @@ struct Gathering<'a> {
 }
 
 impl Gathering<'_> {
-    fn run(mut self, deadline: &Deadline<'_>) -> Result<BTreeMap<usize, Link>> {
+    fn run(mut self, deadline: &Deadline<'_>) -> Result<BTreeMap<usize, Linked>> {
         loop {
             self.accept()?;
             for guest in std::mem::take(&mut self.guests) {
@@ -278,24 +288,25 @@ impl Gathering<'_> {
 
     fn missing(&self) -> impl Iterator<Item = usize> {
         let has = |index: usize, medium: Medium| self.streams.contains_key(&(index, medium));
-        let is_missing = move |index: &usize| !(has(*index, Medium::Control) && has(*index, Medium::Data));
+        let is_missing = move |index: &usize| !MEDIA.iter().all(|medium| has(*index, *medium));
         self.wanted.iter().copied().filter(is_missing)
     }
 
-    fn links(mut self) -> Result<BTreeMap<usize, Link>> {
+    fn links(mut self) -> Result<BTreeMap<usize, Linked>> {
         let mut links = BTreeMap::new();
         for index in self.wanted {
             let streams = &mut self.streams;
-            let (Some(control), Some(data)) =
-                (streams.remove(&(index, Medium::Control)), streams.remove(&(index, Medium::Data)))
+            let [Some(control), Some(data), Some(pair)] =
+                MEDIA.map(|medium| streams.remove(&(index, medium)))
             else {
                 continue;
             };
             let process = self.roster.members[index].introduction.process.clone();
             let published = self.publications.get(index).map(ToString::to_string).unwrap_or_default();
             control.watch_host(self.silence)?;
-            let [control, data] = [control, data].map(Carrier::Network);
-            links.insert(index, Link { process, published, control, data });
+            let [control, data, pair] = [control, data, pair].map(Carrier::Network);
+            let link = Link { process, published, control, data };
+            links.insert(index, Linked { link, pair });
         }
         Ok(links)
     }
@@ -310,7 +321,7 @@ impl Gathering<'_> {
     }
 
     fn accept(&mut self) -> Result<()> {
-        let limit = GUEST_LIMIT.max(2 * self.wanted.len());
+        let limit = GUEST_LIMIT.max(3 * self.wanted.len());
         for port in &self.listener.ports {
             for _ in 0..ACCEPT_LIMIT {
                 let Some(stream) = port.accept()? else { break };
@@ -357,6 +368,7 @@ impl Gathering<'_> {
                     // A second control connection means that the first one never got its welcome.
                     if pair.medium == Medium::Control {
                         self.streams.remove(&(index, Medium::Data));
+                        self.streams.remove(&(index, Medium::Pair));
                     }
                     self.words.remove(&index);
                     self.streams.insert((index, pair.medium), guest.stream);
@@ -368,7 +380,7 @@ impl Gathering<'_> {
 
     /// Who says hello, if it is one that this member waits for.
     fn claim(&self, bytes: &[u8]) -> Result<Option<(usize, Pair)>> {
-        let medium = [Medium::Control, Medium::Data].into_iter();
+        let medium = MEDIA.into_iter();
         let mut hellos = medium.filter_map(|medium| Some((medium, Greeting::decode(bytes, medium)?)));
         let Some((medium, Greeting::Hello { from, to, challenge })) = hellos.next() else { return Ok(None) };
         let index = from as usize;
@@ -425,8 +437,9 @@ impl Gathering<'_> {
         let ended = self.streams.iter().filter(|(_, stream)| stream.has_ended());
         let ended = ended.map(|((index, _), _)| *index).collect::<Vec<_>>();
         for index in ended {
-            self.streams.remove(&(index, Medium::Control));
-            self.streams.remove(&(index, Medium::Data));
+            for medium in MEDIA {
+                self.streams.remove(&(index, medium));
+            }
             self.dials.remove(&index);
             self.words.insert(index, "was connected, and closed the connection".to_owned());
         }

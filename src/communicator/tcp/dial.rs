@@ -57,7 +57,7 @@ enum Progress {
     Found,
 }
 
-/// The connections to one member: first for control, then, at the same address, for data.
+/// The connections to one member: first for control, then, at the same address, for data and for sends and receives.
 #[derive(Debug)]
 pub(super) struct Dial {
     own: u32,
@@ -141,7 +141,8 @@ impl Dial {
                     break;
                 }
                 Progress::Welcomed => {
-                    let medium = std::mem::replace(&mut self.medium, Medium::Data);
+                    let next = if self.medium == Medium::Control { Medium::Data } else { Medium::Pair };
+                    let medium = std::mem::replace(&mut self.medium, next);
                     (self.next, self.round) = (Instant::now(), 0);
                     return Ok(Step::Connected(medium, attempt.stream));
                 }

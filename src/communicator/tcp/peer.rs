@@ -187,6 +187,11 @@ impl End {
 }
 
 impl Heard {
+    /// Whether it closed the group.
+    pub(super) const fn has_closed(&self) -> bool {
+        self.has_closed
+    }
+
     fn take(&mut self, bytes: &[u8]) {
         self.inbox.push(bytes);
         loop {

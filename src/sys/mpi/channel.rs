@@ -29,6 +29,8 @@ pub enum Medium {
     Control = 2,
     /// Carries payload.
     Data = 3,
+    /// Carries sends and receives.
+    Pair = 4,
 }
 
 /// One end of a stream; nothing here blocks.

@@ -181,7 +181,7 @@ fn timeout(group: &dyn Communicator) {
         let error = group.run(Call { tag: 5, ..call }, &deadline).expect_err("nobody sends");
         let Error::TimedOut { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(missing[0].index, 1, "{error}");
-        assert!(error.to_string().contains("receive #1 from index 1 (2 float64, tag 5)"), "{error}");
+        assert!(error.to_string().contains("receive #1 from index 1 (2 F64, tag 5)"), "{error}");
         let again = receive(group, 1, 5, &mut heard).expect_err("ended");
         assert_eq!(again.to_string(), error.to_string());
     } else {

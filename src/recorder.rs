@@ -1,6 +1,6 @@
 //! The last calls of one member, with times, in a mapped file that outlives the process: always on, read by reports.
 //!
-//! Writing costs a few nanoseconds and never waits. Reading ([`read`]) believes nothing of what it finds.
+//! Writing never waits. Reading ([`read`]) believes nothing of what it finds.
 
 mod folder;
 mod layout;

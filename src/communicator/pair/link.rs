@@ -389,11 +389,11 @@ impl Link {
     /// What the other side was last known to want of this member, to follow what else is known of it.
     pub(super) fn last_word(&self) -> String {
         let want = self.want.map(|ask| format!(", waits in receive #{} from here {ask}", ask.number));
-        let offers = self.arrivals.iter().filter(|one| one.bytes.is_none());
+        let mut offers = self.arrivals.iter().filter(|one| one.bytes.is_none());
         let offer =
-            offers.last().map(|one| format!(", waits in send #{} to here {}", one.ask.number, one.ask));
-        let sent = self.arrivals.iter().filter(|one| one.bytes.is_some());
-        let sent = sent.last().map(|one| format!(", has sent #{} {}", one.ask.number, one.ask));
+            offers.next_back().map(|one| format!(", waits in send #{} to here {}", one.ask.number, one.ask));
+        let mut sent = self.arrivals.iter().filter(|one| one.bytes.is_some());
+        let sent = sent.next_back().map(|one| format!(", has sent #{} {}", one.ask.number, one.ask));
         [want, offer, sent].into_iter().flatten().collect()
     }
 }

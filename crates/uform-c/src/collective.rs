@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use uform::Progress;
 use uform::communicator::Call;
-use uform::error::{Error, Result};
+use uform::error::Result;
 use uform::sys::{Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -429,6 +429,10 @@ impl Arrays {
     }
 }
 
+fn for_call(arrays: &mut Arrays) -> Result<Call<'_>> {
+    Ok(arrays.call())
+}
+
 /// Runs a verb on arrays, or submits it.
 ///
 /// # Safety
@@ -449,10 +453,9 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
         Some(place) => {
             let (verb, deadline, with) = (request.verb, calling.deadline(), (request.root, request.tag));
             let deferred = mesh.inner.deferred(None);
-            let make = |arrays: &mut Arrays| Ok(arrays.call());
             let submitted = match verb {
-                Verb::Send | Verb::Receive => deferred.run_paired(verb, with, arrays, make, deadline),
-                _ => deferred.run(verb, arrays, make, deadline),
+                Verb::Send | Verb::Receive => deferred.run_paired(verb, with, arrays, for_call, deadline),
+                _ => deferred.run(verb, arrays, for_call, deadline),
             };
             deferred::give(place, submitted, |_| ());
             Ok(())

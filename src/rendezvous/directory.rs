@@ -484,7 +484,11 @@ pub fn post_death_note(directory: &Path, job: &str, index: usize, pid: u32, text
     let root = ground.root(directory)?;
     let deadline = Deadline::after(std::time::Duration::from_secs(1));
     let note = Note { poster: Identity::clone(&*stranger(ground, usize::MAX)?), pid, text: text.to_owned() };
-    enter(&root, &job_folder(job), &deadline)?.post(index, &note)
+    let name = job_folder(job);
+    // Another process may take the empty folder away before the note is in it: then it is made anew.
+    insist(&deadline, "rendezvous, leaving a death note", || {
+        enter(&root, &name, &deadline)?.post(index, &note)
+    })
 }
 
 /// Removes what a job's processes left, once all of them have ended; for the launcher.

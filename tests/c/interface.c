@@ -388,11 +388,19 @@ static void use_arenas(uform_mesh_t const *mesh) {
     SUCCEED(uform_arena_free(NULL));
 }
 
-static void use_later_verbs(uform_mesh_t const *mesh) {
+static void use_messages(uform_mesh_t const *mesh) {
+    size_t const peer = (own_index + 1) % own_count;
     float in[4] = {0}, out[4] = {0};
     uform_dtype_t const f32 = uform_dtype_f32_k;
-    REFUSE(invalid, "destination", uform_mesh_send(mesh, in, 4, f32, 0, 0, NULL));
-    REFUSE(invalid, "source", uform_mesh_receive(mesh, out, 4, f32, 0, 0, NULL));
+    size_t position;
+    REFUSE(invalid, "destination", uform_mesh_send(mesh, in, 4, f32, own_index, 0, NULL));
+    REFUSE(invalid, "source", uform_mesh_receive(mesh, out, 4, f32, own_index, 0, NULL));
+    REFUSE(invalid, "destination", uform_mesh_send(mesh, in, 4, f32, own_count, 0, NULL));
+    if (own_count != 2) return;
+    for (position = 0; position < 4; position++) in[position] = (float)(100 * own_index + position);
+    SUCCEED(uform_mesh_send(mesh, in, 4, f32, peer, 7, NULL));
+    SUCCEED(uform_mesh_receive(mesh, out, 4, f32, peer, 7, NULL));
+    for (position = 0; position < 4; position++) EXPECT(out[position] == (float)(100 * peer + position));
 }
 
 static void note(uint64_t done, uint64_t total, void *user) {
@@ -670,7 +678,7 @@ int main(int argc, char **argv) {
     use_arrays(mesh);
     use_payloads(mesh);
     use_arenas(mesh);
-    use_later_verbs(mesh);
+    use_messages(mesh);
     use_deferred_calls(mesh, executor);
     use_trainers(mesh, argv[3]);
     use_wrong_arguments(mesh, executor);

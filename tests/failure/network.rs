@@ -542,7 +542,7 @@ fn tcp_states() -> Vec<String> {
     states
 }
 
-/// A mesh listens nowhere, and has connections only to other hosts: two to each member there.
+/// A mesh listens nowhere, and has connections only to other hosts: three to each member there.
 fn quiet(_index: usize, _count: usize, argument: &str) {
     let mesh = bootstrap();
     mesh.barrier().expect("all come");
@@ -556,6 +556,6 @@ fn quiet(_index: usize, _count: usize, argument: &str) {
 fn nothing_listens_on_one_host_or_after_bootstrap() {
     assert_all_succeeded(&Setup::new(2, "network.quiet").argument("0").deadline(MINUTES).start().finish());
     let Some(hosts) = Hosts::new(3) else { return };
-    let run = Setup::new(3, "network.quiet").argument("4").networks(&hosts.networks()).deadline(MINUTES);
+    let run = Setup::new(3, "network.quiet").argument("6").networks(&hosts.networks()).deadline(MINUTES);
     assert_all_succeeded(&run.start().finish());
 }

@@ -199,7 +199,7 @@ def test_an_executor_of_streams_opens_and_closes_gpus(tmp_path: Path) -> None:
 
 
 def on_two_gpus(folder: Path, text: str, said: str) -> list[str]:
-    """What was called by a program that sees two GPUs, leaves nothing open on them, and says this."""
+    """Give the calls of a program that sees two GPUs, leaves nothing open on them, and says this."""
     compile_stand_ins(folder)
     answers = ["init 0", "count 2", "cuda 12080"]
     rest = "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100"

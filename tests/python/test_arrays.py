@@ -169,7 +169,10 @@ def test_wrong_arguments_of_verbs_are_refused(mesh: uform.Mesh) -> None:
 
 def test_a_message_goes_to_another_member(mesh: uform.Mesh) -> None:
     numbers = np.zeros(1, dtype=np.float32)
-    calls: tuple[Callable[[], object], ...] = (lambda: mesh.send(numbers, 0), lambda: mesh.receive(numbers, 0))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: mesh.send(numbers, 0),
+        lambda: mesh.receive(numbers, 0),
+    )
     for call in calls:
         with pytest.raises(uform.InvalidError, match="another member"):
             call()

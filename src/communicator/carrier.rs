@@ -1,11 +1,30 @@
 //! What carries bytes between two members: a connection over the network, or a channel of MPI.
 
 use std::cell::Cell;
+use std::io;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::sys::mpi::{self, Channel};
 use crate::sys::network::{self, Awaited, Moved, Stream};
 use crate::sys::{Span, SpanMut};
+
+/// Why a stream of bytes cannot go on.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It ended before all had come, or broke.
+    Ended(Option<io::Error>),
+    /// It carried what the other side does not send in this call.
+    Odd,
+    /// This member's own fault.
+    Own(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Own(error)
+    }
+}
 
 /// A stream of bytes to one member and from it; nothing here blocks.
 #[derive(Debug)]

@@ -6,7 +6,6 @@ use std::time::Duration;
 use uform::communicator::{Call, Communicator, Progress};
 use uform::error::Error;
 use uform::recorder::Site;
-use uform::sys::kernel::Table;
 use uform::sys::{Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -85,25 +84,8 @@ fn gathers(communicator: &dyn Communicator) {
         assert_eq!(output, expected);
         for root in 0..count {
             let mut output = values(seat, length);
-            let call = Call {
-                verb: Verb::Broadcast,
-                dtype: Dtype::F64,
-                op: ReduceOp::Sum,
-                root,
-                kernels: Table::SERIAL,
-                input: None,
-                output: SpanMut::of(&mut output),
-                progress: None,
-                input_layout: None,
-                output_layout: None,
-                reproducible: false,
-                list: 0,
-                site: Default::default(),
-                mark: None,
-                tag: 0,
-                counts: None,
-                receive_counts: None,
-            };
+            let call =
+                Call::new(Verb::Broadcast, Dtype::F64, ReduceOp::Sum, root, None, SpanMut::of(&mut output));
             communicator.run(call, &patience()).expect("broadcast");
             assert_eq!(output, values(root, length));
         }
@@ -120,25 +102,7 @@ fn all_types(communicator: &dyn Communicator) {
             let mut memory = vec![0u8; bytes + 1];
             let mut whole = SpanMut::of(&mut memory);
             let output = whole.part(1..bytes + 1).expect("within");
-            let call = Call {
-                verb: Verb::AllReduce,
-                dtype: *dtype,
-                op: *op,
-                root: 0,
-                kernels: Table::SERIAL,
-                input: None,
-                output,
-                progress: None,
-                input_layout: None,
-                output_layout: None,
-                reproducible: false,
-                list: 0,
-                site: Default::default(),
-                mark: None,
-                tag: 0,
-                counts: None,
-                receive_counts: None,
-            };
+            let call = Call::new(Verb::AllReduce, *dtype, *op, 0, None, output);
             match communicator.run(call, &patience()) {
                 Ok(()) => assert!(memory.iter().all(|byte| *byte == 0), "zeros stay zeros"),
                 Err(Error::Unsupported { .. }) => assert!(dtype.is_float() || *dtype == Dtype::Bool),
@@ -162,23 +126,8 @@ fn disagreements(communicator: &dyn Communicator) {
     let odd = seat == count - 1;
     let call = |case: usize, output: SpanMut<'_>| {
         let mut call = Call {
-            verb: Verb::AllReduce,
-            dtype: Dtype::F32,
-            op: ReduceOp::Sum,
-            root: 0,
-            kernels: Table::SERIAL,
-            input: None,
-            output,
-            progress: None,
-            input_layout: None,
-            output_layout: None,
-            reproducible: false,
-            list: 0,
             site: Site::named("member.rs", 10 * case as u32 + seat as u32 + 1),
-            mark: None,
-            tag: 0,
-            counts: None,
-            receive_counts: None,
+            ..Call::new(Verb::AllReduce, Dtype::F32, ReduceOp::Sum, 0, None, output)
         };
         match case {
             1 if odd => call.dtype = Dtype::I32,

@@ -4,9 +4,9 @@
 //! are for another thread's array to that thread.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
 
 use super::frame::{Ask, FRAME_BYTES, Frame};
+use crate::communicator::carrier::Trouble;
 use crate::error::{Error, Result};
 use crate::sys::network::Moved;
 use crate::sys::{Span, SpanMut};
@@ -40,23 +40,6 @@ pub(in crate::communicator) trait Passage: Send + Sync {
 
     /// Waits until something may have come, or there may be room to send, or for any other reason.
     fn rest(&self, writes: bool, patience: &super::Patience, limit: std::time::Duration);
-}
-
-/// Why a stream cannot go on.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// It ended, or broke.
-    Ended(Option<io::Error>),
-    /// It carried what no member sends.
-    Odd,
-    /// This member's own fault.
-    Own(Error),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Own(error)
-    }
 }
 
 pub(super) type Attempted<T> = std::result::Result<T, Trouble>;

@@ -17,8 +17,9 @@ pub(super) use self::link::Passage;
 pub(super) use super::carrier::Patience;
 
 use self::frame::{Ask, FRAME_BYTES, Frame};
-use self::link::{Arrival, Attempted, CHUNK_BYTES, Link, Reply, Trouble};
+use self::link::{Arrival, Attempted, CHUNK_BYTES, Link, Reply};
 use super::Call;
+use super::carrier::Trouble;
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Moved;
 use crate::sys::{CHECK_INTERVAL, Deadline, Span};

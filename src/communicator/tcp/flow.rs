@@ -5,11 +5,10 @@
 //! member waits in a circle, and one slow connection holds up nothing but what depends on it.
 
 use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::communicator::carrier::Carrier;
+use crate::communicator::carrier::{Carrier, Trouble};
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
 use crate::sys::network::Moved;
@@ -167,23 +166,6 @@ impl Lane {
 
     pub(in crate::communicator) fn is_done(&self) -> bool {
         self.outgoing.is_empty() && self.incoming.is_empty()
-    }
-}
-
-/// Why a lane cannot go on.
-#[derive(Debug)]
-pub(in crate::communicator) enum Trouble {
-    /// The connection ended before all had come, or broke.
-    Ended(Option<io::Error>),
-    /// The peer announced another payload than the call has.
-    Odd,
-    /// This member's own fault.
-    Own(Error),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Own(error)
     }
 }
 

@@ -7,10 +7,11 @@
 
 use std::ops::Range;
 
-use super::flow::{Flow, Incoming, Lane, Outgoing, Place, Reduction, Trouble};
+use super::flow::{Flow, Incoming, Lane, Outgoing, Place, Reduction};
 use super::peer::{End, Heard, Peer};
 use super::{Call, TcpCommunicator, Turn, Watch};
 use crate::communicator::Progress;
+use crate::communicator::carrier::Trouble;
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::parts::{self, places};
 use crate::communicator::reduce::share;

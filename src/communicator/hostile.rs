@@ -16,3 +16,30 @@ pub fn read(bytes: &[u8]) {
     }
     tcp::read_hostile(bytes);
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_harm_the_reader(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            read(&bytes);
+        }
+
+        #[test]
+        fn sites_that_are_no_text_are_read(count in 0_usize..250, byte in 0x80..=0xff_u8) {
+            // A call to all_reduce of one kind, whose site is bytes of one value.
+            let mut frame = vec![1, 7, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0];
+            frame.extend([0; 24]);
+            frame.push(count as u8);
+            frame.extend(vec![byte; count]);
+            let mut stream = vec![255];
+            stream.extend((frame.len() as u32).to_le_bytes());
+            stream.extend(frame);
+            read(&stream);
+        }
+    }
+}

@@ -479,8 +479,10 @@ pub(super) fn read_hostile(bytes: &[u8]) {
         loop {
             match inbox.next() {
                 wire::Next::Frame(frame) => {
-                    let again = frame.encode();
-                    assert_eq!(wire::Frame::decode(&again[wire::PREFIX..]), Some(frame));
+                    // Text that is no UTF-8 grows when it is made readable, and is cut to its limit once.
+                    let bytes = frame.encode();
+                    let again = wire::Frame::decode(&bytes[wire::PREFIX..]);
+                    assert_eq!(again.map(|again| again.encode()), Some(bytes));
                 }
                 wire::Next::Part => break,
                 wire::Next::Garbled => return,

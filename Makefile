@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench bench-peers clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python test-mpi test-mpi4py toolchain launchers network
+	test-rust test-python test-mpi test-mpi4py test-vendor toolchain launchers network vendor
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
 PREFIX ?= /usr/local
@@ -41,7 +41,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools vendor lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -60,7 +60,7 @@ bench-peers: wheel
 
 clean:
 	cargo clean
-	rm -rf $(VENV) $(MPI_VENV) $(TOOLS) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(MPI_VENV) $(TOOLS) $(VENDOR) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
 
 toolchain:
 	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
@@ -148,6 +148,24 @@ test-mpi4py: $(BIN)/maturin
 		MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$(abspath $(TARGET))/openmpi/other \
 			timeout 120 $(MPI_PYTHON) tests/mpi/interop.py other; \
 	fi
+
+# NVIDIA's own libraries, unpacked from their wheels (0.7 GB to load, 0.9 GB on disk); tests of them need no GPU and are skipped
+# without them, unless UFORM_REQUIRE names nccl.
+VENDOR := .vendor
+NCCL_WHEELS := nvidia-nccl-cu12==2.18.3 nvidia-nccl-cu12==2.26.2 nvidia-nccl-cu13==2.32.3
+vendor:
+	@for wheel in $(NCCL_WHEELS); do \
+		folder=$(VENDOR)/nccl-$${wheel##*==}; \
+		[ ! -f $$folder/nvidia/nccl/lib/libnccl.so.2 ] || continue; \
+		rm -rf $(VENDOR)/wheels && mkdir -p $$folder; \
+		$(PYTHON) -m pip download --quiet --no-deps --no-cache-dir --only-binary :all: --dest $(VENDOR)/wheels $$wheel && \
+			$(PYTHON) -m zipfile -e $(VENDOR)/wheels/*.whl $$folder || \
+			{ echo "no tests of NCCL $${wheel##*==}: the wheel could not be had"; rm -rf $$folder; }; \
+		rm -rf $(VENDOR)/wheels; \
+	done
+
+test-vendor: vendor
+	cargo test --locked --test uform vendor::
 
 # Tests of the C interface use them. Without root, those tests say that they are skipped.
 c-tools:

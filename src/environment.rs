@@ -10,6 +10,7 @@ pub mod interface;
 mod job;
 mod kubernetes;
 mod launcher;
+mod library;
 mod lsf;
 mod machine;
 mod mvapich;
@@ -30,6 +31,7 @@ use crate::error::{Contradiction, Error, Result};
 use launcher::{FAMILIES, Family, Launcher, OURS, Reply, Scene, contradicted};
 use reading::Reading;
 
+pub use library::{NCCL_VARIABLE, RCCL_VARIABLE, library_file};
 pub use machine::{MACHINE_VARIABLE, Visibility, machine_folder};
 pub use own::{OwnFacts, OwnProcess};
 pub use reading::Variables;

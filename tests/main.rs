@@ -4,6 +4,7 @@ mod conformance;
 mod contract;
 mod failure;
 mod harness;
+mod vendor;
 
 /// The roles of all modules; a module adds its own table as one line.
 const ROLES: &[&[(&str, harness::Role)]] = &[

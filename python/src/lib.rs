@@ -14,6 +14,7 @@ mod executor;
 mod exit;
 mod interface;
 mod interrupt;
+mod library;
 mod mesh;
 mod optimizer;
 mod options;
@@ -32,6 +33,7 @@ use pyo3::prelude::*;
 fn _uform(module: &Bound<'_, PyModule>) -> PyResult<()> {
     report::start(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    library::register(module)?;
     exit::register(module)?;
     error::register(module)?;
     vocabulary::register(module)?;

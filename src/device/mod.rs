@@ -4,6 +4,7 @@
 
 mod amd;
 mod cpu;
+mod library;
 mod machine;
 mod nvidia;
 mod visibility;
@@ -14,10 +15,11 @@ use crate::environment::Launch;
 use crate::error::Result;
 use crate::sys::{cgroup, engine, host, mpi, process};
 use crate::topology::{GpuDevice, Introduction, Process, Survey};
-use crate::vocabulary::CpuClass;
+use crate::vocabulary::{CpuClass, GpuVendor};
 use machine::Machine;
 
 pub use cpu::{classes, cpu_class};
+pub use library::{collective_library, set_package_folders};
 
 /// What one process sees of its machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -213,17 +215,12 @@ pub fn capabilities_available() -> Result<String> {
 }
 
 fn engines_of_this_machine() -> Vec<String> {
-    let nccl = engine::is_compiled("nccl").then(engine::nccl_version).flatten();
-    let nccl = nccl.map(|code| word("nccl", &nccl_version(code)));
+    // One that cannot be used is not available; `uform doctor` tells why.
+    let nccl = collective_library(GpuVendor::Nvidia).ok();
+    let nccl = nccl.map(|library| word("nccl", &library.version().to_string()));
     // A build that has MPI is linked to it, and runs nowhere without it. It is asked for its version and not started.
     let mpi = mpi::library().map(|library| word("mpi", library.number()));
     nccl.into_iter().chain(mpi).collect()
-}
-
-/// NCCL's number as people write it: the hundreds of a version were tens up to 2.8.
-fn nccl_version(code: u32) -> String {
-    let unit = if code < 10_000 { 1_000 } else { 10_000 };
-    format!("{}.{}.{}", code / unit, code % unit / 100, code % 100)
 }
 
 fn word(name: &str, version: &str) -> String {
@@ -256,8 +253,7 @@ mod tests {
 
     #[test]
     fn versions_join_their_words() {
-        assert_eq!(word("nccl", &nccl_version(23204)), "nccl-2.32.4");
-        assert_eq!((nccl_version(2708).as_str(), word("rocm", "").as_str()), ("2.7.8", "rocm"));
+        assert_eq!((word("nccl", "2.32.4").as_str(), word("rocm", "").as_str()), ("nccl-2.32.4", "rocm"));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //!
 //! Nothing here starts a GPU runtime: a library is found by its name, and asked for nothing but its version.
 
-use std::ffi::c_int;
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
@@ -28,21 +27,6 @@ pub fn is_compiled(word: &str) -> bool {
 #[must_use]
 pub fn has_cuda() -> bool {
     load("libcuda.so.1").is_some()
-}
-
-/// NCCL's version as its number; `None` if the dynamic linker finds no NCCL.
-#[must_use]
-pub fn nccl_version() -> Option<u32> {
-    let library = load("libnccl.so.2")?;
-    // SAFETY: every NCCL since 2.3 exports this name with this signature. It reads a constant and starts nothing; the
-    // library lives until the call has returned.
-    let call =
-        unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0") }.ok()?;
-    let mut version: c_int = 0;
-    // SAFETY: the function writes one int, and `version` lives until it returns.
-    let result = unsafe { call(&raw mut version) };
-    (result == 0).then_some(())?;
-    u32::try_from(version).ok()
 }
 
 /// ROCm's version as a word's end, empty if it is not known; `None` if HIP's library is not where packages put it.

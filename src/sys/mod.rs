@@ -6,6 +6,7 @@
 
 pub mod absent;
 pub mod affinity;
+pub mod ccl;
 pub mod cgroup;
 pub mod checksum;
 pub mod clock;
@@ -21,6 +22,7 @@ pub mod host;
 pub mod kernel;
 pub mod kfd;
 mod layout;
+pub mod library;
 pub mod mapped;
 #[cfg(feature = "mpi")]
 pub mod mpi;

@@ -26,6 +26,8 @@ pub(super) struct Facts {
     pub(super) capabilities: (Vec<String>, Vec<String>),
     /// Libraries and launchers that were found.
     pub(super) installed: Vec<Installed>,
+    /// Libraries that were found and cannot be used.
+    pub(super) unusable: Vec<Unusable>,
     /// The addresses of this host, or why they are not known.
     pub(super) network: Result<Vec<Address>, String>,
 }
@@ -106,6 +108,14 @@ pub(super) struct Installed {
     pub(super) path: PathBuf,
     /// Its version, if it tells.
     pub(super) version: Option<String>,
+}
+
+/// A library that a run could not use.
+#[derive(Clone, Debug)]
+pub(super) struct Unusable {
+    /// Which one, its version if it tells, and why.
+    pub(super) reason: String,
+    pub(super) remedy: String,
 }
 
 /// One address of one network interface.

@@ -326,15 +326,19 @@ fn engines(facts: &Facts) -> Vec<Finding> {
         let version = one.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         found.push(Finding::ok("installed", format!("{}{version} at {}", one.what, one.path.display())));
     }
+    for one in &facts.unusable {
+        found.push(Finding::warn("library", &one.reason, &one.remedy));
+    }
     let has = |words: &[String], name: &str| words.iter().any(|word| word.split('-').next() == Some(name));
-    for (name, gpus) in [("nccl", "CUDA_"), ("rccl", "ROCR_")] {
+    for (name, gpus, variable) in [("nccl", "CUDA_", "UFORM_NCCL"), ("rccl", "ROCR_", "UFORM_RCCL")] {
         let wanted =
             !facts.gpus.names.is_empty() && has(available, if gpus == "CUDA_" { "cuda" } else { "rocm" });
-        if wanted && has(compiled, name) && !has(available, name) {
+        let is_told = facts.unusable.iter().any(|one| one.reason.contains(&name.to_uppercase()));
+        if wanted && has(compiled, name) && !has(available, name) && !is_told {
             found.push(Finding::warn(
                 "library",
                 format!("GPUs are there, and {} is not found", name.to_uppercase()),
-                "install it, or put its folder into LD_LIBRARY_PATH",
+                format!("install it, put its folder into LD_LIBRARY_PATH, or name its file by {variable}"),
             ));
         }
     }

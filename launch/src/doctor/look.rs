@@ -39,6 +39,7 @@ impl Facts {
         let own_domains =
             domains.iter().filter(|domain| domain.cores.iter().any(|core| allowed.contains(core)));
         let available = device::capabilities_available().unwrap_or_default();
+        let (engines, unusable) = program::engines();
         Self {
             launch,
             seen: environment::seen(&variables, &own),
@@ -55,7 +56,8 @@ impl Facts {
             descriptor_limit: getrlimit(Resource::Nofile).current,
             gpus: gpus(&variables, names, notes),
             capabilities: (words(&available), words(&device::capabilities_compiled())),
-            installed: program::find(),
+            installed: [engines, program::launchers()].concat(),
+            unusable,
             network: network(),
         }
     }

@@ -4,34 +4,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::facts::Installed;
+use uform::GpuVendor;
+
+use super::facts::{Installed, Unusable};
 
 /// How long a program may take to tell its version.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Where packages put libraries.
-const FOLDERS: [&str; 8] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/usr/local/cuda/lib64",
-    "/opt/rocm/lib",
-    "/opt/rocm/lib64",
-    "/usr/lib",
-];
-
-/// The engines' libraries and the launchers of MPI that are installed.
-pub(super) fn find() -> Vec<Installed> {
-    let mut folders = paths("LD_LIBRARY_PATH");
-    folders.extend(FOLDERS.map(PathBuf::from));
-    let mut found = Vec::new();
-    for (what, name) in [("NCCL", "libnccl.so.2"), ("RCCL", "librccl.so.1")] {
-        if let Some(path) = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file()) {
-            let path = path.canonicalize().unwrap_or(path);
-            found.push(Installed { what, version: version_in_name(&path), path });
+/// The NCCL and RCCL that a run would load; or why there is one that it could not.
+pub(super) fn engines() -> (Vec<Installed>, Vec<Unusable>) {
+    let (mut found, mut unusable) = (Vec::new(), Vec::new());
+    for (what, vendor) in [("NCCL", GpuVendor::Nvidia), ("RCCL", GpuVendor::Amd)] {
+        match uform::device::collective_library(vendor) {
+            Ok(library) => found.push(Installed {
+                what,
+                version: Some(format!("{} ({})", library.version(), library.found())),
+                path: library.path().canonicalize().unwrap_or_else(|_| library.path().to_owned()),
+            }),
+            Err(refusal) if refusal.is_absent => {}
+            Err(refusal) => unusable.push(Unusable { reason: refusal.reason, remedy: refusal.remedy }),
         }
     }
+    (found, unusable)
+}
+
+/// The launchers of MPI and others that are installed.
+pub(super) fn launchers() -> Vec<Installed> {
+    let mut found = Vec::new();
     let mut seen = Vec::new();
     for name in ["mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "prterun", "srun", "flux", "jsrun"] {
         let Some(path) = paths("PATH").iter().map(|folder| folder.join(name)).find(|path| path.is_file())
@@ -53,12 +52,6 @@ pub(super) fn find() -> Vec<Installed> {
 fn paths(variable: &str) -> Vec<PathBuf> {
     let value = std::env::var_os(variable).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| path.is_absolute()).collect()
-}
-
-/// The digits after `.so.` of the file that the links lead to.
-fn version_in_name(path: &Path) -> Option<String> {
-    let version = path.file_name()?.to_str()?.split_once(".so.")?.1;
-    version.contains('.').then(|| version.to_owned())
 }
 
 /// What a program answers to `--version`.
@@ -109,8 +102,6 @@ mod tests {
         for (text, expected) in table {
             assert_eq!(telling_line(text).as_deref(), expected, "{text}");
         }
-        assert_eq!(version_in_name(Path::new("/lib/libnccl.so.2.27.5")).as_deref(), Some("2.27.5"));
-        assert_eq!(version_in_name(Path::new("/lib/librccl.so.1")), None);
         assert_eq!(version(Path::new("/no/such/program")), None);
     }
 }

@@ -4,7 +4,7 @@ use uform::MeshOptions;
 use uform::environment::{self, OwnFacts, Variables};
 
 use super::super::directory::kind;
-use super::super::facts::Installed;
+use super::super::facts::{Installed, Unusable};
 use super::*;
 
 const NFS: u64 = 0x6969;
@@ -56,6 +56,7 @@ fn healthy() -> Facts {
             path: "/usr/bin/mpirun".into(),
             version: Some("4.1".into()),
         }],
+        unusable: Vec::new(),
         network: Ok(vec![address("lo", "127.0.0.1", true, true), address("eth0", "10.0.0.1", true, false)]),
     }
 }
@@ -233,6 +234,17 @@ fn devices_and_engines() {
         facts.capabilities = (words("serial cuda"), words("serial cuda nccl"));
     };
     one(engine, "warn library: GPUs are there, and NCCL is not found", "LD_LIBRARY_PATH");
+    // One that is of no use is told once, with its own reason.
+    let old = |facts: &mut Facts| {
+        engine(facts);
+        let reason = "no NCCL of version 2.18.1 or newer can be used: libnccl.so.2: is version 2.14.3".into();
+        facts.unusable = vec![Unusable { reason, remedy: "name another file by UFORM_NCCL".into() }];
+    };
+    one(
+        old,
+        "warn library: no NCCL of version 2.18.1 or newer can be used: libnccl.so.2: is version",
+        "UFORM_NCCL",
+    );
 }
 
 #[test]

@@ -784,7 +784,11 @@ uform_status_t uform_mesh_split(uform_mesh_t const *mesh, uint64_t const *color,
 uform_status_t uform_mesh_domain(uform_mesh_t const *mesh, uform_mesh_domain_t domain,
                                  uform_call_options_t const *options, uform_mesh_t **part);
 
-/** Makes a mesh of the processes that are left. Not in this version: `uform_status_unsupported_k`. */
+/**
+ *  Makes a mesh of the processes that are left, in the order of indexes, after a call has ended in `uform_status_lost_k`,
+ *  `uform_status_timed_out_k` or `uform_status_interrupted_k`; all that are left call it. More than half of the mesh go on, or
+ *  exactly half with index 0; for others it is `uform_status_closed_k`, and the message says who went on. The old mesh is closed.
+ */
 uform_status_t uform_mesh_shrink(uform_mesh_t const *mesh, uform_call_options_t const *options,
                                  uform_mesh_t **survivors);
 

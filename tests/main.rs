@@ -23,4 +23,6 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::mesh::ROLES,
     failure::network::ROLES,
     failure::rendezvous::ROLES,
+    failure::shrink::ROLES,
+    failure::soak::ROLES,
 ];

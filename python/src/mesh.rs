@@ -196,9 +196,13 @@ impl Mesh {
         Ok(self.beside(py, part))
     }
 
-    /// A mesh of the survivors; raises UnsupportedError: not in this version.
+    /// A mesh of the members that are left after a call raised LostError or TimedOutError, in the order of indexes.
+    ///
+    /// All that are left call it. More than half of the members go on, or exactly half with index 0; the others get
+    /// ClosedError. This mesh is closed, its arenas and trainers with it.
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
-        Err(unsupported(py, "Mesh.shrink"))
+        let survivors = within(py, None, |deadline| self.inner.shrink_within(deadline))?;
+        Ok(self.beside(py, survivors))
     }
 
     /// Leaves the run; others that call later get LostError saying so. Closing twice is harmless.

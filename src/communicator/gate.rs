@@ -79,6 +79,17 @@ impl<T: Turn> Gate<T> {
         }
     }
 
+    /// The error of a member that the others went on without.
+    pub(super) fn left_behind(&self, words: &str) -> Error {
+        let why = format!("{words}; this member had not come: end this process");
+        Error::Closed { what: format!("the group {}", self.name), why }
+    }
+
+    /// What only the member in a call touches, once no call goes on.
+    pub(super) fn hold(&self) -> MutexGuard<'_, T> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes the turn, or says why this group makes no more calls.
     pub(super) fn begin(&self, verb: Verb) -> Result<MutexGuard<'_, T>> {
         if let Some(error) = self.closed() {

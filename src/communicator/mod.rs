@@ -3,6 +3,7 @@
 mod announcement;
 mod carrier;
 pub mod ccl;
+pub mod control;
 mod descriptor;
 mod gate;
 mod handshake;
@@ -22,6 +23,7 @@ pub mod tiered;
 
 use std::sync::Arc;
 
+pub use control::Channel;
 pub(crate) use handshake::derived_key;
 pub use progress::{Progress, ProgressCallback};
 
@@ -162,8 +164,9 @@ impl<'a> Call<'a> {
 ///
 /// Every call: descriptors are compared first, payload moves only if all match, else all members get `Disagreed` and
 /// the group stays usable. A member that dies makes `Lost` on all others within a second; after `Lost`, `TimedOut` or
-/// `Interrupted` in a call the group is broken, every later call returns the same cause, and only `close` is legal.
-pub trait Communicator: Send + Sync {
+/// `Interrupted` in a call the group is broken, every later call returns the same cause, and only its [`Channel`] and `close`
+/// are legal.
+pub trait Communicator: Channel {
     /// This member's seat, 0 to `count() - 1`.
     fn seat(&self) -> usize;
 

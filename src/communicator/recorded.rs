@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use super::control::{Channel, Life};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
 use crate::recorder::{Entered, Recorder, Site};
@@ -83,6 +85,28 @@ impl Communicator for RecordedCommunicator {
     }
 }
 
+impl Channel for RecordedCommunicator {
+    fn post(&self, seat: usize, message: &[u8]) -> bool {
+        self.inner.post(seat, message)
+    }
+
+    fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+        self.inner.letters()
+    }
+
+    fn life(&self, seat: usize) -> Life {
+        self.inner.life(seat)
+    }
+
+    fn rest(&self, limit: Duration) {
+        self.inner.rest(limit);
+    }
+
+    fn went_on(&self, words: &str) {
+        self.inner.went_on(words);
+    }
+}
+
 impl Drop for RecordedCommunicator {
     fn drop(&mut self) {
         self.close();
@@ -98,6 +122,24 @@ mod tests {
 
     /// A group that agrees with whatever is called, and fails in a broadcast.
     struct Agreeing;
+
+    impl Channel for Agreeing {
+        fn post(&self, _: usize, _: &[u8]) -> bool {
+            true
+        }
+
+        fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+            Vec::new()
+        }
+
+        fn life(&self, _: usize) -> Life {
+            Life::Lives
+        }
+
+        fn rest(&self, _: Duration) {}
+
+        fn went_on(&self, _: &str) {}
+    }
 
     impl Communicator for Agreeing {
         fn seat(&self) -> usize {

@@ -4,6 +4,7 @@
 //! the hosts can change the numbers.
 
 mod address;
+mod channel;
 mod connect;
 mod dial;
 mod flow;
@@ -301,6 +302,9 @@ impl TcpCommunicator {
 
     /// The error of a peer that has left this call, or an earlier one.
     fn cause(&self, peer: &Peer, heard: &Heard, sequence: u64) -> Option<Error> {
+        if let Some(words) = &heard.successor {
+            return Some(self.gate.left_behind(words));
+        }
         let (_, cause) = heard.left.as_ref().filter(|(left, _)| *left <= sequence)?;
         let index = cause.lost.unwrap_or(peer.index);
         let blamed = self.peers().find(|peer| peer.index == index).map(|peer| &peer.process);

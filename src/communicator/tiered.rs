@@ -11,7 +11,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::control::{Channel, Life};
 use super::descriptor::{self, Descriptor};
 use super::reduce::share;
 use super::shared::{Proof, SharedCommunicator};
@@ -311,6 +313,33 @@ impl SharedArena for HostArena {
 
     fn seat(&self) -> usize {
         self.own
+    }
+}
+
+impl Channel for TieredCommunicator {
+    fn post(&self, seat: usize, message: &[u8]) -> bool {
+        self.world.post(seat, message)
+    }
+
+    fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+        self.world.letters()
+    }
+
+    fn life(&self, seat: usize) -> Life {
+        match self.hosts[self.own_host].iter().position(|member| *member == seat) {
+            // The network does not tell that a process is stopped.
+            Some(place) if self.host.life(place) == Life::Stopped => Life::Stopped,
+            _ => self.world.life(seat),
+        }
+    }
+
+    fn rest(&self, limit: Duration) {
+        self.world.rest(limit);
+    }
+
+    fn went_on(&self, words: &str) {
+        self.world.went_on(words);
+        self.host.went_on(words);
     }
 }
 

@@ -149,6 +149,7 @@ fn connect(
         key: exchange.key().clone(),
         network: between.network.clone(),
         split_count: AtomicU64::new(0),
+        is_shrinking: AtomicBool::new(false),
         closed: AtomicBool::new(false),
         pid: process::pid(),
     };

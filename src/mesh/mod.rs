@@ -10,6 +10,7 @@ mod mpi;
 mod network;
 mod order;
 mod record;
+mod shrink;
 mod split;
 mod verbs;
 
@@ -74,6 +75,8 @@ struct Inner {
     /// How many groups were made of its members.
     split_count: AtomicU64,
     recorder: Arc<Recorder>,
+    /// Whether shrink has begun; it is tried once.
+    is_shrinking: AtomicBool,
     closed: AtomicBool,
     /// The process that made it: a forked child must not touch what its parent shares with peers.
     pid: u32,

@@ -299,17 +299,6 @@ impl Mesh {
         Ok(parts.map(|(index, length)| all[index * longest..][..*length as usize].to_vec()).collect())
     }
 
-    /// A mesh of the members that are left. Not in this version.
-    ///
-    /// # Errors
-    /// `Unsupported` always.
-    pub fn shrink(&self) -> Result<Self> {
-        Err(Error::unsupported(
-            "shrink of a mesh",
-            "not in this version; restart the run from its checkpoint",
-        ))
-    }
-
     /// Memory of all members, `byte_count` bytes of this one, which may differ from the others'. It is zero at first.
     ///
     /// It is shared on a host; on an executor of GPU streams it is as many bytes on each of its GPUs. All members have executors of

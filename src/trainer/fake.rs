@@ -3,7 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::communicator::{Call, Communicator, SharedArena};
+use crate::communicator::control::Life;
+use crate::communicator::{Call, Channel, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Deadline, Span, SpanMut};
@@ -114,6 +115,26 @@ impl Seat {
         }
         deadline.check("a call of the fake group", || missing)
     }
+}
+
+impl Channel for Seat {
+    fn post(&self, _seat: usize, _message: &[u8]) -> bool {
+        false
+    }
+
+    fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+        Vec::new()
+    }
+
+    fn life(&self, _seat: usize) -> Life {
+        Life::Lives
+    }
+
+    fn rest(&self, limit: Duration) {
+        std::thread::sleep(limit);
+    }
+
+    fn went_on(&self, _words: &str) {}
 }
 
 impl Communicator for Seat {

@@ -219,7 +219,8 @@ impl DerefMut for Held<'_> {
 /// Trains the parameters it was given, together with the other members of its mesh.
 ///
 /// Calls that change or store parameters are collective: all members make them in the same order. A call that ended in
-/// `Lost`, `TimedOut` or `Interrupted` closes the trainer on this member, with that error as the reason.
+/// `Lost`, `TimedOut` or `Interrupted` closes the trainer on this member, with that error as the reason. Another one, on the mesh
+/// that [`Mesh::shrink`] gives, loads the last checkpoint.
 ///
 /// A handle: clones are the same trainer.
 #[derive(Clone)]

@@ -216,8 +216,18 @@ static void use_looks(uform_mesh_t const *mesh) {
     SUCCEED(uform_mesh_close(other));
     SUCCEED(uform_mesh_free(other));
     REFUSE(invalid, "domain", uform_mesh_domain(mesh, (uform_mesh_domain_t)77, NULL, &other));
-    REFUSE(unsupported, "shrink", uform_mesh_shrink(mesh, NULL, &other));
-    EXPECT(other == NULL);
+    /* A mesh of its own: the one that shrinks is closed. */
+    SUCCEED(uform_mesh_split(mesh, &color, (int64_t)own_index, NULL, &other));
+    SUCCEED(uform_mesh_count(other, &count));
+    uform_mesh_t *survivors = NULL;
+    SUCCEED(uform_mesh_shrink(other, NULL, &survivors));
+    size_t shrunk_count = 0;
+    SUCCEED(uform_mesh_count(survivors, &shrunk_count));
+    EXPECT(shrunk_count == count);
+    SUCCEED(uform_mesh_barrier(survivors, NULL));
+    REFUSE(closed, "close was called", uform_mesh_barrier(other, NULL));
+    SUCCEED(uform_mesh_free(survivors));
+    SUCCEED(uform_mesh_free(other));
 }
 
 #define LENGTH 20000

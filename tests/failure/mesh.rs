@@ -496,10 +496,3 @@ fn threads_of_one_process_form_a_mesh() {
         assert_eq!(thread.join().expect("no panic").expect("all come"), 3);
     }
 }
-
-#[test]
-fn what_this_version_lacks_says_so() {
-    let mesh = bootstrap();
-    let error = mesh.shrink().expect_err("not in this version");
-    assert!(error.to_string().contains("not in this version"), "{error}");
-}

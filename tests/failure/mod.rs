@@ -8,3 +8,5 @@ pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;
 pub(crate) mod rendezvous;
+pub(crate) mod shrink;
+pub(crate) mod soak;

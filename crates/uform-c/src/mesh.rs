@@ -144,7 +144,8 @@ verbs! {
     fn uform_mesh_shrink(mesh: *const Mesh, options: *const CallOptions, survivors: *mut *mut Mesh) {
         let survivors = Out::handle(survivors, "survivors")?;
         let mesh = handle::get::<Held>(mesh)?;
-        let inner = Calling::read(options)?.blocking("shrink")?.run(|_| mesh.inner.shrink())?;
+        let calling = Calling::read(options)?.blocking("shrink")?;
+        let inner = calling.run(|deadline| mesh.inner.shrink_within(deadline))?;
         survivors.put(handle::give(Held { inner, closes: true }));
         Ok(())
     }

@@ -42,6 +42,7 @@ const STATE: usize = PROGRESS + 8;
 const DONE: usize = 128;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
+const SUCCESSOR: usize = 2048;
 /// Where the two last calls were made, beside their descriptors: read only by those who disagree.
 const SITES: usize = 3072;
 const SLOTS: usize = 4096;
@@ -61,6 +62,8 @@ pub(super) enum State {
     Live,
     Closed,
     Left,
+    /// It is in another group now.
+    WentOn,
 }
 
 /// The place of a step of a call in the order of all steps.
@@ -147,6 +150,7 @@ impl Control {
         match self.word32(STATE).load(Ordering::Acquire) {
             0 => State::Live,
             1 => State::Closed,
+            3 => State::WentOn,
             _ => State::Left,
         }
     }
@@ -185,6 +189,18 @@ impl Control {
             self.word32(STATE).store(1, Ordering::SeqCst);
             self.ring();
         }
+    }
+
+    /// Says in which group this member goes on; that counts more than how it left this one.
+    pub(super) fn go_on(&self, words: &str) {
+        self.write_text(SUCCESSOR, words);
+        self.word32(STATE).store(3, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// In which group it goes on.
+    pub(super) fn successor(&self) -> String {
+        self.read_text(SUCCESSOR)
     }
 
     pub(super) fn cause(&self) -> Cause {

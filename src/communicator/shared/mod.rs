@@ -1,6 +1,7 @@
 //! The backend for members of one host: they read each other's memory, and watch each other's processes.
 
 mod arena;
+mod channel;
 mod control;
 mod direct;
 mod join;

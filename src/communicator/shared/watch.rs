@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 use super::control::{self, Control, State};
 use super::{SPINS, SharedCommunicator, YIELDS};
 use crate::error::{Error, Missing, Result};
+use crate::sys::peer::Peer;
 use crate::sys::{CHECK_INTERVAL, Deadline};
 use crate::vocabulary::Verb;
 
 /// When a call that still waits says so.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// When it says so if a signal or a debugger has stopped one that it waits for.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest a failed call waits until its peers have let go of its memory.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -72,9 +75,15 @@ impl SharedCommunicator {
                 control.sleep(place, watch.deadline.pause());
             }
             // One that came and gave up has left this call to nobody.
-            if control.state() == State::Left && !control.has_concluded(watch.sequence) {
-                let cause = control.cause();
-                return Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text));
+            if !control.has_concluded(watch.sequence) {
+                match control.state() {
+                    State::Left => {
+                        let cause = control.cause();
+                        return Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text));
+                    }
+                    State::WentOn => return Err(self.gate.left_behind(&control.successor())),
+                    State::Live | State::Closed => {}
+                }
             }
         }
         // A call of many steps that never has to wait is asked for its interrupt too.
@@ -119,7 +128,10 @@ impl SharedCommunicator {
             let missing = |seat: usize| Missing { index: self.seats[seat], last_word: self.last_word(seat) };
             behind().map(missing).collect::<Vec<_>>()
         };
-        if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
+        let waited = watch.deadline.waited();
+        let is_late = |limit| waited > limit && !watch.was_warned.get();
+        if is_late(PATIENCE) || is_late(STOPPED_PATIENCE) && behind().any(|seat| self.is_stopped(seat)) {
+            watch.was_warned.set(true);
             let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
             let names = names.collect::<Vec<_>>().join("; ");
             tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
@@ -148,6 +160,7 @@ impl SharedCommunicator {
                 let cause = control.cause();
                 Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text))
             }
+            State::WentOn => Err(self.gate.left_behind(&control.successor())),
             State::Closed => {
                 let doing = self.doing(seat);
                 Err(self
@@ -164,6 +177,12 @@ impl SharedCommunicator {
     pub(super) fn is_gone(&self, seat: usize) -> bool {
         let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
         mate.is_some_and(|mate| !mate.is_alive() || mate.conversation.has_ended())
+    }
+
+    /// Whether a signal or a debugger has stopped its process.
+    pub(super) fn is_stopped(&self, seat: usize) -> bool {
+        let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
+        mate.and_then(|mate| mate.peer.as_ref()).is_some_and(Peer::is_stopped)
     }
 
     pub(super) fn lost(&self, index: usize, phase: String) -> Error {
@@ -190,13 +209,7 @@ impl SharedCommunicator {
     /// What a member was last seen doing.
     pub(super) fn last_word(&self, seat: usize) -> String {
         let (sequence, _) = control::call_of(self.controls[seat].progress());
-        let mate = self.seats.get(seat).and_then(|index| self.proof.0.mates.get(index));
-        let peer = mate.and_then(|mate| mate.peer.as_ref());
-        let life = if peer.is_some_and(crate::sys::peer::Peer::is_stopped) {
-            "stopped by a signal"
-        } else {
-            "alive"
-        };
+        let life = if self.is_stopped(seat) { "stopped by a signal" } else { "alive" };
         let refusal =
             self.controls[seat].refusal(sequence).map_or_else(String::new, |text| format!(", {text}"));
         format!("{}, {life}{refusal}", self.doing(seat))

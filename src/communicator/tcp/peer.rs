@@ -16,6 +16,8 @@ use crate::topology::Process;
 
 /// Calls that a member can have begun and this one not yet: the one it waits in, and none beyond.
 const CALL_LIMIT: usize = 3;
+/// Messages outside of calls that may wait to be taken.
+const LETTER_COUNT: usize = 16 << 10;
 /// Unsent bytes beyond which words that nobody needs are dropped.
 const OUTBOX_LIMIT: usize = 256 << 10;
 
@@ -52,7 +54,11 @@ pub(in crate::communicator) struct Heard {
     refusal: Option<(u64, String)>,
     /// In which call it left, and why.
     pub(super) left: Option<(u64, Cause)>,
-    has_closed: bool,
+    pub(super) has_closed: bool,
+    /// In which group it goes on.
+    pub(super) successor: Option<String>,
+    /// Messages outside of calls that nobody has taken.
+    pub(super) letters: VecDeque<Vec<u8>>,
     pub(super) end: Option<End>,
     /// When bytes came last.
     pub(super) since: Instant,
@@ -67,6 +73,8 @@ impl Default for Heard {
             refusal: None,
             left: None,
             has_closed: false,
+            successor: None,
+            letters: VecDeque::new(),
             end: None,
             since: Instant::now(),
         }
@@ -94,6 +102,17 @@ impl Peer {
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain(&mut outbox, true);
         !outbox.is_empty()
+    }
+
+    /// Sends a message outside of calls; false if too much waits to be sent.
+    pub(super) fn post_letter(&self, letter: &[u8]) -> bool {
+        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room = outbox.len() <= OUTBOX_LIMIT;
+        if has_room {
+            outbox.extend(Frame::Letter(letter.to_vec()).encode());
+        }
+        self.drain(&mut outbox, false);
+        has_room
     }
 
     fn drain(&self, outbox: &mut Vec<u8>, is_awaited: bool) {
@@ -206,7 +225,11 @@ impl Heard {
                 }
                 Next::Frame(Frame::Close(_)) => self.has_closed = true,
                 Next::Frame(Frame::Refusal(sequence, text)) => self.refusal = Some((sequence, text)),
-                Next::Frame(Frame::Enter(..)) | Next::Garbled => {
+                Next::Frame(Frame::WentOn(words)) => self.successor = Some(words),
+                Next::Frame(Frame::Letter(letter)) if self.letters.len() < LETTER_COUNT => {
+                    self.letters.push_back(letter);
+                }
+                Next::Frame(Frame::Enter(..) | Frame::Letter(_)) | Next::Garbled => {
                     self.end = Some(End::Garbled);
                     return;
                 }

@@ -3,6 +3,7 @@
 //! Only members that have proved the run's key are read. Still nothing is believed: a length above the limit, a kind or a
 //! number that is none, and bytes that are left over make the whole message unreadable.
 
+use crate::communicator::control::LETTER_LIMIT;
 use crate::communicator::descriptor::{Cause, Descriptor};
 use crate::communicator::handshake::Reader;
 use crate::recorder::{SITE_BYTES, Site};
@@ -28,6 +29,10 @@ pub(super) enum Frame {
     Close(u64),
     /// The sender refused to make the call after the one with this number.
     Refusal(u64, String),
+    /// A message outside of calls.
+    Letter(Vec<u8>),
+    /// The sender is in another group now.
+    WentOn(String),
 }
 
 fn cut(text: &str) -> &[u8] {
@@ -72,6 +77,16 @@ impl Frame {
                 bytes.extend(sequence.to_le_bytes());
                 bytes.extend(cut(text));
             }
+            Self::Letter(letter) => {
+                bytes.push(5);
+                bytes.extend(0u64.to_le_bytes());
+                bytes.extend_from_slice(letter);
+            }
+            Self::WentOn(text) => {
+                bytes.push(6);
+                bytes.extend(0u64.to_le_bytes());
+                bytes.extend(cut(text));
+            }
         }
         let length = u32::try_from(bytes.len() - PREFIX).unwrap_or(u32::MAX);
         bytes[..PREFIX].copy_from_slice(&length.to_le_bytes());
@@ -110,6 +125,8 @@ impl Frame {
             }
             3 => reader.0.is_empty().then_some(Self::Close(sequence)),
             4 => Some(Self::Refusal(sequence, text(reader.0)?)),
+            5 => (reader.0.len() <= LETTER_LIMIT).then(|| Self::Letter(reader.0.to_vec())),
+            6 => Some(Self::WentOn(text(reader.0)?)),
             _ => None,
         }
     }
@@ -183,6 +200,8 @@ mod tests {
             Frame::Leave(9, Cause { lost: None, text: String::new() }),
             Frame::Close(u64::MAX),
             Frame::Refusal(1, "ä".repeat(100)),
+            Frame::Letter(vec![7; LETTER_LIMIT]),
+            Frame::WentOn("there".into()),
         ]
     }
 
@@ -234,7 +253,7 @@ mod tests {
         }
 
         #[test]
-        fn a_frame_with_one_byte_changed_is_read_or_refused(choice in 0usize..6, position in any::<usize>(), byte in any::<u8>()) {
+        fn a_frame_with_one_byte_changed_is_read_or_refused(choice in 0usize..8, position in any::<usize>(), byte in any::<u8>()) {
             let mut bytes = frames()[choice].encode();
             let position = position % bytes.len();
             bytes[position] = byte;

@@ -1,0 +1,57 @@
+//! Messages between members of different hosts, over the connections that agree on calls.
+
+use std::time::Duration;
+
+use super::TcpCommunicator;
+use super::wire::Frame;
+use crate::communicator::carrier::Patience;
+use crate::communicator::control::{Channel, Life};
+
+impl Channel for TcpCommunicator {
+    fn post(&self, seat: usize, message: &[u8]) -> bool {
+        let peer = self.peers.get(seat).and_then(Option::as_ref);
+        peer.is_some_and(|peer| peer.post_letter(message))
+    }
+
+    fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+        let mut turn = self.gate.hold();
+        let mut letters = Vec::new();
+        for (seat, (peer, heard)) in self.peers.iter().zip(&mut turn.heard).enumerate() {
+            let Some(peer) = peer else { continue };
+            peer.flush();
+            peer.listen(heard);
+            letters.extend(heard.letters.drain(..).map(|letter| (seat, letter)));
+        }
+        letters
+    }
+
+    fn life(&self, seat: usize) -> Life {
+        let Some(peer) = self.peers.get(seat).and_then(Option::as_ref) else { return Life::Lives };
+        let turn = self.gate.hold();
+        let Some(heard) = turn.heard.get(seat) else { return Life::Lives };
+        if let Some(words) = &heard.successor {
+            return Life::WentOn(words.clone());
+        }
+        match peer.gone(heard, u64::MAX, "the last call", self.silence) {
+            Some(error) => Life::Ended(error.to_string()),
+            None => Life::Lives,
+        }
+    }
+
+    fn rest(&self, limit: Duration) {
+        let turn = self.gate.hold();
+        let awaited = self.controls(&turn.heard);
+        if awaited.is_empty() && !self.is_mpi() {
+            std::thread::sleep(limit);
+        } else {
+            Patience::default().rest(&awaited, self.is_mpi(), limit);
+        }
+    }
+
+    fn went_on(&self, words: &str) {
+        if self.closed().is_none() {
+            let frame = Frame::WentOn(words.to_owned());
+            self.peers().for_each(|peer| peer.post(&frame));
+        }
+    }
+}

@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uform::communicator::control::Life;
 use uform::communicator::recorded::RecordedCommunicator;
-use uform::communicator::{Call, Communicator, SharedArena};
+use uform::communicator::{Call, Channel, Communicator, SharedArena};
 use uform::recorder::{Identity, Place, Recorder, Site};
 use uform::sys::{Deadline, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
@@ -13,6 +14,24 @@ use uform::{Error, Mesh};
 
 /// A group whose calls are nothing but their marks.
 struct Nothing;
+
+impl Channel for Nothing {
+    fn post(&self, _: usize, _: &[u8]) -> bool {
+        true
+    }
+
+    fn letters(&self) -> Vec<(usize, Vec<u8>)> {
+        Vec::new()
+    }
+
+    fn life(&self, _: usize) -> Life {
+        Life::Lives
+    }
+
+    fn rest(&self, _: Duration) {}
+
+    fn went_on(&self, _: &str) {}
+}
 
 impl Communicator for Nothing {
     fn seat(&self) -> usize {

@@ -11,7 +11,7 @@ use crate::argument;
 use crate::communicator;
 use crate::deferred::DeferredMesh;
 use crate::detached::Detached;
-use crate::error::{invalid, unsupported};
+use crate::error::invalid;
 use crate::executor::Executor;
 use crate::interrupt::blocking;
 use crate::options::MeshOptions;

@@ -190,7 +190,7 @@ fn part(index: usize, _count: usize, _argument: &str) {
     if index == 2 {
         harness::sleep_until_killed();
     }
-    if index % 2 == 0 {
+    if index.is_multiple_of(2) {
         assert_eq!(reduce(&half).status(), Status::Lost);
         let next = half.shrink_within(&Deadline::after(LIMIT)).expect("two of three are left");
         assert_eq!(origins(&next, index), [0, 4]);

@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench bench-peers clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python test-mpi test-mpi4py test-vendor toolchain launchers network vendor
+	test-rust test-python test-mpi test-mpi4py test-vendor toolchain launchers slurm network vendor
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
 PREFIX ?= /usr/local
@@ -41,7 +41,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools vendor lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers slurm network c-tools vendor lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -77,6 +77,20 @@ launchers:
 				--no-install-recommends $(MPI_PACKAGES) >/dev/null; \
 		else \
 			echo "no tests under mpirun: they need $(MPI_PACKAGES) (Debian: apt-get install $(MPI_PACKAGES))"; \
+		fi; \
+	fi
+
+# The tests under a real Slurm start and stop their own controller and nodes; those of the packages are not used.
+# libpmix-dev: the plugin for --mpi=pmix opens the unversioned name of the library.
+SLURM_PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge libpmix-dev iproute2
+slurm:
+	@if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! command -v munged >/dev/null || \
+		! ls /usr/lib/*/pmix2/lib/libpmix.so >/dev/null 2>&1; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install \
+				-y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; \
+		else \
+			echo "no tests under Slurm: they need root and $(SLURM_PACKAGES) (Debian: apt-get install $(SLURM_PACKAGES))"; \
 		fi; \
 	fi
 

@@ -17,5 +17,6 @@ mkdir -p -m 700 "$UFORM_DIRECTORY"
 # From Slurm 22.05 on, srun takes this from its own variable alone.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-# Each task sees all GPUs of its node: the library divides them, and peers can read each other's memory.
-srun --gpu-bind=none --kill-on-bad-exit=1 python train.py
+# Each task sees all GPUs of the job on its node: the library divides them, and peers can read each
+# other's memory.
+srun --kill-on-bad-exit=1 python train.py

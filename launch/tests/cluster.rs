@@ -3,9 +3,11 @@
 #[path = "cluster/mod.rs"]
 mod slurm;
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Output;
 
-use slurm::cluster;
+use slurm::{Cluster, cluster};
 
 const UFORM: &str = env!("CARGO_BIN_EXE_uform");
 
@@ -25,6 +27,7 @@ fn steps_of_srun_form_runs() {
     for options in [
         &["--ntasks-per-node=2"][..],
         &["-n6", "--distribution=cyclic", "-O"],
+        &["-n6", "--distribution=plane=2", "-O"],
         &["--ntasks-per-node=2", "--mpi=pmi2"],
         &["--ntasks-per-node=2", "--mpi=pmix"],
         &["--ntasks-per-node=2", "--gpus-per-task=1"],
@@ -65,19 +68,101 @@ fn a_launcher_on_every_node_makes_one_run() {
     assert_eq!(std::fs::read_dir(cluster.shared()).expect("there").count(), 0, "nothing is left");
 }
 
-#[test]
-fn batch_scripts_run_as_they_are_written() {
-    let Some(cluster) = cluster() else { return };
+/// Submits a script and gives the job's number; its output goes to the file.
+fn submit(cluster: &Cluster, script: &str, log: &Path, options: &[&str]) -> String {
     let file = cluster.shared().join("job.sh");
-    let written = cluster.run(&[
-        UFORM, "slurm", "cpu", "--nodes", "3", "-p", "2", "-c", "1", "-t", "5", "--", UFORM, "topology",
-    ]);
-    std::fs::write(&file, succeeded(&written)).expect("written");
+    std::fs::write(&file, script).expect("written");
+    let (file, log) = (file.display().to_string(), log.display().to_string());
+    let words = [&["sbatch", "--parsable", "--chdir=/", "-o", &log], options, &[&file]].concat();
+    succeeded(&cluster.run(&words)).trim().to_owned()
+}
+
+/// What a script wrote that ran to its end.
+fn batch(cluster: &Cluster, script: &str, options: &[&str]) -> String {
     let log = cluster.shared().join("job.txt");
-    let (file, log_name) = (file.display().to_string(), log.display().to_string());
-    succeeded(&cluster.run(&["sbatch", "--wait", "--chdir=/", "-o", &log_name, &file]));
-    let out = std::fs::read_to_string(&log).expect("written");
-    assert!(out.contains("6 processes"), "{out}");
+    submit(cluster, script, &log, &[&["--wait"], options].concat());
+    std::fs::read_to_string(log).expect("written")
+}
+
+/// Makes `python` a program of this test, in a folder that the nodes look in first.
+fn python(cluster: &Cluster, script: &str) -> String {
+    let folder = cluster.shared().join("bin");
+    std::fs::create_dir_all(&folder).expect("made");
+    let file = folder.join("python");
+    std::fs::write(&file, format!("#!/bin/bash\n{script}\n")).expect("written");
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("--export=ALL,PATH={}:{path}", folder.display())
+}
+
+#[test]
+fn the_scripts_of_the_folder_run_as_they_are() {
+    let Some(cluster) = cluster() else { return };
+    let path = python(&cluster, &format!("[ \"$1\" = train.py ] && exec {UFORM} topology"));
+    for (name, count) in [("cpu", 8), ("gpu", 16), ("mpi", 8), ("requeue", 8)] {
+        let file = format!("{}/../slurm/{name}.sh", env!("CARGO_MANIFEST_DIR"));
+        let script = std::fs::read_to_string(file).expect("there");
+        let out = batch(&cluster, &script, &[&path]);
+        assert!(out.contains(&format!("{count} processes, 2 hosts")), "{name}: {out}");
+    }
+}
+
+#[test]
+fn what_the_command_writes_runs() {
+    let Some(cluster) = cluster() else { return };
+    let written = |words: &[&str]| succeeded(&cluster.run(&[&[UFORM, "slurm"], words].concat()));
+    let size = ["--nodes", "3", "-p", "2", "-c", "1", "-t", "5"];
+    for kind in ["cpu", "mpi"] {
+        let script = written(&[&[kind], &size[..], &["--", UFORM, "topology"]].concat());
+        let out = batch(&cluster, &script, &[]);
+        assert!(out.contains("6 processes, 3 hosts"), "{kind}: {out}");
+    }
+    // Each task sees what the job has of its node's GPUs, and not those of other jobs.
+    let show = ["--", "sh", "-c", "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES"];
+    let script = written(&[&["gpu", "-g", "2"], &size[..], &show].concat());
+    let out = batch(&cluster, &script, &[]);
+    let mut lines: Vec<&str> = out.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["0 0,1", "1 0,1", "2 0,1", "3 0,1", "4 0,1", "5 0,1"]);
+}
+
+#[test]
+fn a_job_that_is_preempted_or_signalled_saves_and_goes_on() {
+    let Some(cluster) = cluster() else { return };
+    let shared = cluster.shared();
+    let place = shared.display().to_string();
+    let path = python(
+        &cluster,
+        &format!(
+            "[ -z \"$SLURM_RESTART_COUNT\" ] || exec {UFORM} topology\n\
+             trap 'echo saved $SLURM_PROCID; exit 75' USR1 TERM\n\
+             touch {place}/ready.$SLURM_JOB_ID.$SLURM_PROCID\n\
+             while :; do sleep 0.05; done"
+        ),
+    );
+    let file = format!("{}/../slurm/requeue.sh", env!("CARGO_MANIFEST_DIR"));
+    let script = std::fs::read_to_string(file).expect("there");
+    for is_preempted in [true, false] {
+        let log = shared.join(format!("log.{is_preempted}"));
+        let job = submit(&cluster, &script, &log, &[&path]);
+        let is_ready = || (0..8).all(|index| shared.join(format!("ready.{job}.{index}")).exists());
+        cluster.until("eight tasks", is_ready);
+        if is_preempted {
+            succeeded(&cluster.run(&["srun", "-p", "urgent", "-N3", "--exclusive", "true"]));
+        } else {
+            succeeded(&cluster.run(&["scancel", "-s", "USR1", &job]));
+        }
+        let state =
+            |state: &str| text(&cluster.run(&["squeue", "-h", "-j", &job, "-t", state, "-o", "%A"]).stdout);
+        cluster.until("job that waits again", || state("PENDING").trim() == job);
+        // Slurm lets two minutes pass before it starts it again.
+        succeeded(&cluster.run(&["scontrol", "update", &format!("JobId={job}"), "StartTime=now"]));
+        cluster.until("end of the job", || state("all").is_empty() || state("COMPLETED").trim() == job);
+        let out = std::fs::read_to_string(&log).expect("written");
+        assert_eq!(out.matches("saved ").count(), 8, "{out}");
+        assert!(out.contains(&format!("run slurm-test-{job}.0-restart-1, attempt ")), "{out}");
+        assert!(out.contains("8 processes, 2 hosts"), "{out}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn a_script_is_written_and_has_nothing_wrong() {
     let checked = slurm(&["--check", &name]);
     assert_eq!((checked.status.code(), text(&checked.stdout)), (Some(0), String::new()));
     // Without srun the program runs once.
-    std::fs::write(&path, script.replace("srun --gpu-bind=none --kill-on-bad-exit=1 ", "")).expect("written");
+    std::fs::write(&path, script.replace("srun --kill-on-bad-exit=1 ", "")).expect("written");
     let checked = slurm(&["--check", &name]);
     std::fs::remove_file(&path).expect("there");
     let remarks = text(&checked.stdout);

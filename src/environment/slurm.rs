@@ -156,7 +156,7 @@ fn narrowed_gpus(reading: &Reading<'_>) -> Option<String> {
         return None;
     }
     Some(format!(
-        "{asked} lets each task see its own GPUs alone, so that no task reads another's GPU memory: add \
-         --gpu-bind=none, or ask for GPUs by --gpus-per-node"
+        "{asked} lets each task see its own GPUs alone, so that no task reads another's GPU memory: ask \
+         for GPUs by --gpus-per-node, or, where the nodes confine devices, add --gpu-bind=none"
     ))
 }

@@ -203,7 +203,7 @@ fn starts(script: &Script, found: &mut Remarks) {
             ),
             Starter::Launch if nodes > 1 => found.fail(
                 command.line,
-                format!("uform launch runs on the first of {nodes} nodes alone: let srun start the program itself"),
+                format!("uform launch runs on the first of {nodes} nodes alone: put `srun --ntasks-per-node=1` before it"),
             ),
             _ => {}
         }
@@ -234,13 +234,10 @@ fn step(script: &Script, command: &Command, found: &mut Remarks) {
                 found.fail(line, format!("torchrun is not told of the {nodes} nodes: give --nnodes, --rdzv-id and --rdzv-endpoint"));
             }
         }
-        Some(Starter::Launch) if per_node > 1 => found.fail(line, format!(
-            "srun starts {per_node} times uform launch on each node, each for a run of its own: let srun start the program itself"
+        Some(Starter::Launch) if per_node > 1 => found.warn(line, format!(
+            "srun starts {per_node} times uform launch on each node, and each of them starts processes: take \
+             --ntasks-per-node=1 and leave the number to --processes"
         )),
-        Some(Starter::Launch) if nodes > 1 => found.fail(
-            line,
-            "uform launch makes a run of its own on each node: let srun start the program itself",
-        ),
         Some(Starter::Mpirun) if nodes.saturating_mul(per_node) > 1 => found.fail(line, format!(
             "srun starts mpirun {} times, each for a run of its own: take one of them, `srun --mpi=pmix` or mpirun",
             nodes.saturating_mul(per_node)
@@ -260,8 +257,8 @@ fn gpus(script: &Script, found: &mut Remarks) {
         )
     };
     let bound_in_script = script.option("gpu-bind").or_else(|| script.option("tres-bind"));
-    let narrows =
-        "so that no task reads another's GPU memory: add --gpu-bind=none, or ask by --gpus-per-node";
+    let narrows = "so that no task reads another's GPU memory: ask by --gpus-per-node, or, where the nodes confine \
+         devices, add --gpu-bind=none";
     let mut asked =
         script.line("gpus-per-task").filter(|_| !bound_in_script.is_some_and(|bind| bind.ends_with("none")));
     for step in script.steps() {
@@ -408,6 +405,7 @@ mod tests {
             "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=1\nuform launch --processes 4 train.py\n".to_owned(),
             "#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nexport UFORM_DIRECTORY=/s\nsrun torchrun --nnodes=2 --nproc-per-node=4 t.py\n".to_owned(),
             format!("{HEAD}{MEET}mpirun -n 8 python train.py\n"),
+            format!("{HEAD}{MEET}srun --ntasks-per-node=1 uform launch -n 4 t.py\n"),
             format!("{HEAD}# a comment with mpirun\nmodule load x\nsrun python train.py --directory /shared\n"),
         ] {
             assert_eq!(check(&text), [], "{text}");
@@ -445,13 +443,7 @@ mod tests {
             true,
             "--standalone",
         );
-        one(&format!("{HEAD}{MEET}srun uform launch -n 4 t.py\n"), 5, true, "4 times uform launch");
-        one(
-            &format!("{HEAD}{MEET}srun --ntasks-per-node=1 uform launch -n 4 t.py\n"),
-            5,
-            true,
-            "run of its own on each node",
-        );
+        one(&format!("{HEAD}{MEET}srun uform launch -n 4 t.py\n"), 5, false, "4 times uform launch");
         one(&format!("{HEAD}{MEET}srun mpirun python t.py\n"), 5, true, "mpirun 8 times");
     }
 

@@ -67,19 +67,23 @@ impl Template<'_> {
             words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
         };
         let mpi = if self.kind == Kind::Mpi { " --mpi=pmix" } else { "" };
-        let gpus = if self.gpus_per_node > 0 { " --gpu-bind=none" } else { "" };
         let mut text = String::from("\n");
         if self.gpus_per_node > 0 {
-            text.push_str("# Each task sees all GPUs of its node: the library divides them, and peers can read each other's memory.\n");
+            // `--gpu-bind=none` would unset the visibility variables: where nodes do not confine devices, tasks would then see
+            // GPUs of other jobs.
+            text.push_str(
+                "# Each task sees all GPUs of the job on its node: the library divides them, and peers can read each\n\
+                 # other's memory.\n",
+            );
         }
         if self.kind != Kind::Requeue {
-            return format!("{text}srun{mpi}{gpus} --kill-on-bad-exit=1 {program}\n");
+            return format!("{text}srun{mpi} --kill-on-bad-exit=1 {program}\n");
         }
         text.push_str(&format!(
             "# On SIGUSR1 or SIGTERM the program saves a checkpoint and ends with 75. A task that fails ends the others by\n\
              # itself; --wait ends what is left two minutes later.\n\
              code=0\n\
-             srun{gpus} --kill-on-bad-exit=0 --wait=120 {program} || code=$?\n\
+             srun --kill-on-bad-exit=0 --wait=120 {program} || code=$?\n\
              if [ \"$code\" = 75 ]; then\n    \
                  scontrol requeue \"$SLURM_JOB_ID\"\n\
              fi\n\
@@ -164,7 +168,7 @@ mod tests {
             "#SBATCH --gpus-per-node=3",
             "#SBATCH --time=2-12",
             "#SBATCH --partition=long",
-            r"srun --mpi=pmix --gpu-bind=none --kill-on-bad-exit=1 './my prog' '--it'\''s' a=1",
+            r"srun --mpi=pmix --kill-on-bad-exit=1 './my prog' '--it'\''s' a=1",
         ] {
             assert!(text.lines().any(|own| own == line), "{line} is not in\n{text}");
         }

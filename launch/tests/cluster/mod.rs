@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// How long starting the cluster may take, and how long one command in it.
 const DEADLINE: Duration = Duration::from_secs(100);
 
-/// How many nodes there are, and fake GPUs in each.
+/// How many nodes there are, and cores and fake GPUs in each: enough for the scripts in `slurm`.
 const NODES: usize = 3;
-const GPUS: usize = 2;
+const CORES: usize = 64;
+const GPUS: usize = 8;
 
 /// A host of the cluster: the guard that holds its namespaces, and the first process in them.
 struct Host {
@@ -20,11 +23,20 @@ struct Host {
     first: u32,
 }
 
-/// The cluster; it ends when dropped.
+/// The cluster; it ends when dropped, its folder last.
 pub(crate) struct Cluster {
-    folder: PathBuf,
-    head: Host,
     nodes: Vec<Option<Host>>,
+    head: Host,
+    folder: Folder,
+}
+
+/// A folder that is removed when dropped.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A cluster, `None` where this machine cannot have one, which is said.
@@ -118,8 +130,11 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The kernel ends all processes of the namespace with its first, which ends with the guard.
-        let _ = self.guard.kill();
+        // The kernel ends all processes of the namespace before its first, for which the guard waits.
+        let first = i32::try_from(self.first).ok().and_then(Pid::from_raw);
+        if first.is_none_or(|first| kill_process(first, Signal::KILL).is_err()) {
+            let _ = self.guard.kill();
+        }
         let _ = self.guard.wait();
     }
 }
@@ -137,7 +152,8 @@ impl Cluster {
         }
         let failed = |error: std::io::Error| error.to_string();
         let nonce = uform::sys::random::nonce().map_err(|error| error.to_string())?;
-        let folder = std::env::temp_dir().join(format!("uform-slurm-{nonce}"));
+        let owned = Folder(std::env::temp_dir().join(format!("uform-slurm-{nonce}")));
+        let folder = owned.0.clone();
         std::fs::create_dir(&folder).map_err(failed)?;
         for name in ["state", "log", "shared"] {
             std::fs::create_dir(folder.join(name)).map_err(failed)?;
@@ -151,9 +167,9 @@ impl Cluster {
         let bridge = "ip link add br0 type bridge stp_state 0 forward_delay 0 && ip addr add 10.78.0.254/24 dev br0 && \
                       ip link set br0 up &&";
         let head = Host::new(&folder, "head", bridge)?;
-        let mut cluster = Self { folder, head, nodes: Vec::new() };
+        let mut cluster = Self { nodes: Vec::new(), head, folder: owned };
         for number in 1..=NODES {
-            let node = Host::new(&cluster.folder, &format!("n{number}"), "")?;
+            let node = Host::new(&folder, &format!("n{number}"), "")?;
             cluster.wire(number, &node)?;
             cluster.nodes.push(Some(node));
         }
@@ -172,16 +188,16 @@ impl Cluster {
         if !made.status.success() {
             return Err(format!("no link to node {number}: {}", String::from_utf8_lossy(&made.stderr)));
         }
-        self.head.run(&self.folder, &["ip", "link", "set", &name, "master", "br0", "up"])?;
-        node.run(&self.folder, &["ip", "addr", "add", &format!("10.78.0.{number}/24"), "dev", "eth0"])?;
-        node.run(&self.folder, &["ip", "link", "set", "eth0", "up"])?;
+        self.head.run(&self.folder.0, &["ip", "link", "set", &name, "master", "br0", "up"])?;
+        node.run(&self.folder.0, &["ip", "addr", "add", &format!("10.78.0.{number}/24"), "dev", "eth0"])?;
+        node.run(&self.folder.0, &["ip", "link", "set", "eth0", "up"])?;
         Ok(())
     }
 
     fn start(&self) -> Result<(), String> {
-        let path = |name: &str| self.folder.join(name).display().to_string();
+        let path = |name: &str| self.folder.0.join(name).display().to_string();
         self.head.run(
-            &self.folder,
+            &self.folder.0,
             &[
                 "/usr/sbin/munged",
                 &format!("--key-file={}", path("munge.key")),
@@ -193,15 +209,16 @@ impl Cluster {
                 "--force",
             ],
         )?;
-        self.head.run(&self.folder, &["/usr/sbin/slurmctld", "-f", &path("slurm.conf")])?;
+        self.head.run(&self.folder.0, &["/usr/sbin/slurmctld", "-f", &path("slurm.conf")])?;
         for (position, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let name = format!("n{}", position + 1);
-            node.run(&self.folder, &["/usr/sbin/slurmd", "-f", &path("slurm.conf"), "-N", &name])?;
+            node.run(&self.folder.0, &["/usr/sbin/slurmd", "-f", &path("slurm.conf"), "-N", &name])?;
         }
         let start = Instant::now();
         loop {
-            let idle = self.head.run(&self.folder, &["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]);
+            let idle =
+                self.head.run(&self.folder.0, &["sinfo", "-h", "-N", "-p", "p", "-t", "idle", "-o", "%N"]);
             if idle.as_ref().is_ok_and(|names| names.lines().count() == NODES) {
                 return Ok(());
             }
@@ -214,7 +231,7 @@ impl Cluster {
 
     /// A folder that all nodes see.
     pub(crate) fn shared(&self) -> PathBuf {
-        self.folder.join("shared")
+        self.folder.0.join("shared")
     }
 
     /// Starts a command on the head; `UFORM_DIRECTORY` names the shared folder.
@@ -223,7 +240,7 @@ impl Cluster {
         let mut all = vec!["timeout", "-k", "3", &limit];
         all.extend_from_slice(words);
         let mut command = self.head.command(&all);
-        command.env("SLURM_CONF", self.folder.join("slurm.conf")).env("UFORM_DIRECTORY", self.shared());
+        command.env("SLURM_CONF", self.folder.0.join("slurm.conf")).env("UFORM_DIRECTORY", self.shared());
         command.env("UFORM_TIMEOUT", "60").env("UFORM_SILENCE", "2");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nsenter was there")
     }
@@ -245,17 +262,8 @@ impl Cluster {
     /// Turns a node off: all its processes end at once, and its network with them.
     pub(crate) fn crash(&mut self, position: usize) {
         let name = format!("v{}", position + 1);
-        self.head.run(&self.folder, &["ip", "link", "set", &name, "down"]).expect("the head is there");
+        self.head.run(&self.folder.0, &["ip", "link", "set", &name, "down"]).expect("the head is there");
         self.nodes[position] = None;
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.nodes.clear();
-        let _ = self.head.guard.kill();
-        let _ = self.head.guard.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -277,18 +285,22 @@ fn configure(folder: &Path) -> std::io::Result<()> {
          JobCompType=jobcomp/none\nSwitchType=switch/none\nMpiDefault=none\nSchedulerType=sched/backfill\n\
          SchedulerParameters=batch_sched_delay=0,bf_interval=1\nMailProg=/bin/true\nSelectType=select/cons_tres\n\
          SelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nPropagateResourceLimits=NONE\n\
-         ReturnToService=2\nSlurmctldTimeout=30\nSlurmdTimeout=10\nMessageTimeout=10\nKillWait=2\nInactiveLimit=0\n\
-         MinJobAge=30\nUnkillableStepTimeout=15\nGresTypes=gpu\n"
+         ReturnToService=2\nSlurmctldTimeout=30\nSlurmdTimeout=30\nMessageTimeout=10\nKillWait=2\nInactiveLimit=0\n\
+         MinJobAge=30\nUnkillableStepTimeout=15\nGresTypes=gpu\n\
+         PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
     );
     for number in 1..=NODES {
         std::fs::create_dir(folder.join(format!("spool.n{number}")))?;
         std::fs::create_dir(folder.join(format!("tmp.n{number}")))?;
         text.push_str(&format!(
-            "NodeName=n{number} NodeHostname=n{number} NodeAddr=10.78.0.{number} Port=6818 CPUs=4 RealMemory=1024 \
+            "NodeName=n{number} NodeHostname=n{number} NodeAddr=10.78.0.{number} Port=6818 CPUs={CORES} RealMemory=1024 \
              Gres=gpu:{GPUS} State=UNKNOWN\n"
         ));
     }
-    text.push_str("PartitionName=p Nodes=ALL Default=YES MaxTime=10 State=UP\n");
+    text.push_str(
+        "PartitionName=p Nodes=ALL Default=YES MaxTime=60 PriorityTier=1 GraceTime=20 State=UP\n\
+         PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10 PreemptMode=OFF State=UP\n",
+    );
     std::fs::write(folder.join("slurm.conf"), text)?;
     for number in 0..GPUS {
         // Slurm wants devices; these are /dev/null's.

@@ -202,7 +202,7 @@ CONSTRUCTORS: dict[str, Callable[..., object]] = {
 VERBS = sorted(
     name
     for name, member in vars(uform.Mesh).items()
-    if not name.startswith("_") and callable(member) and name not in {"bootstrap", "close"}
+    if not name.startswith("_") and callable(member) and name not in {"bootstrap", "close", "shrink"}
 )
 DEFERRED_VERBS = sorted(name for name in vars(uform.DeferredMesh) if not name.startswith("_"))
 TRAINER_CALLS = ["ready", "step", "save", "load", "on", "deferred"]

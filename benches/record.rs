@@ -28,6 +28,10 @@ impl Channel for Nothing {
         Life::Lives
     }
 
+    fn check(&self) -> uform::Result<()> {
+        Ok(())
+    }
+
     fn rest(&self, _: Duration) {}
 
     fn went_on(&self, _: &str) {}

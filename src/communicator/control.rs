@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::error::Result;
+
 /// Bytes of one message, at most.
 pub const LETTER_LIMIT: usize = 960;
 
@@ -31,6 +33,12 @@ pub trait Channel: Send + Sync {
 
     /// How a seat stands; what it sent before it ended has come when this says that it did.
     fn life(&self, seat: usize) -> Life;
+
+    /// Whether all members may still make the group's next call.
+    ///
+    /// # Errors
+    /// What that call would end in: `Lost` for one that ended, closed the group, or gave up, `Closed` if some went on.
+    fn check(&self) -> Result<()>;
 
     /// Sleeps until a message may have come, at most so long.
     fn rest(&self, limit: Duration);

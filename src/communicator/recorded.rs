@@ -98,6 +98,10 @@ impl Channel for RecordedCommunicator {
         self.inner.life(seat)
     }
 
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
     fn rest(&self, limit: Duration) {
         self.inner.rest(limit);
     }
@@ -134,6 +138,10 @@ mod tests {
 
         fn life(&self, _: usize) -> Life {
             Life::Lives
+        }
+
+        fn check(&self) -> Result<()> {
+            Ok(())
         }
 
         fn rest(&self, _: Duration) {}

@@ -333,6 +333,11 @@ impl Channel for TieredCommunicator {
         }
     }
 
+    fn check(&self) -> Result<()> {
+        self.world.check()?;
+        self.host.check()
+    }
+
     fn rest(&self, limit: Duration) {
         self.world.rest(limit);
     }

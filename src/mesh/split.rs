@@ -143,7 +143,10 @@ impl Mesh {
                     between: Between { network: &self.inner.network, world: None },
                     recorder: Some(&self.inner.recorder),
                 };
-                form(&mut assembly, listener.and_then(Result::ok), forming, deadline)
+                // Whoever gives up the split, or ends, gives up the group that is split.
+                let check = || self.communicator().check();
+                let deadline = deadline.unless_vain(&check);
+                form(&mut assembly, listener.and_then(Result::ok), forming, &deadline)
             }
         });
         // The others may need more rounds than this member did, and all of them make each round.
@@ -260,7 +263,9 @@ impl<'a> Assembly<'a> {
 
     /// Says one word to all members of the mesh, and hears theirs.
     fn round(&mut self, word: &Word, deadline: &Deadline<'_>) -> Result<Vec<Option<Word>>> {
-        let said = self.mesh.exchange_as((Verb::Split, self.site), &word.to_bytes(), deadline);
+        // The call looks after its members itself.
+        let deadline = deadline.in_any_case();
+        let said = self.mesh.exchange_as((Verb::Split, self.site), &word.to_bytes(), &deadline);
         // Whatever ended one round ends all later ones.
         self.is_broken |= said.is_err();
         Ok(said?.iter().map(|bytes| Word::from_bytes(bytes)).collect())

@@ -7,6 +7,9 @@ use crate::error::{Error, Missing, Result};
 /// Asked at least every 50 ms while a call waits; `true` ends the call with `Interrupted`.
 pub type InterruptCheck<'a> = &'a (dyn Fn() -> bool + Sync);
 
+/// Asked as often: what makes a wait vain, which ends it with that error.
+type VainCheck<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
 /// The longest a wait may last without asking the interrupt check, the deadline and the peers.
 pub const CHECK_INTERVAL: Duration = Duration::from_millis(40);
 
@@ -24,6 +27,7 @@ pub struct Deadline<'a> {
     start: Instant,
     limit: Duration,
     interrupt: Option<InterruptCheck<'a>>,
+    vain: Option<VainCheck<'a>>,
     /// Another clock than the system's.
     clock: Option<&'a dyn Clock>,
 }
@@ -38,7 +42,7 @@ impl Deadline<'static> {
     /// A deadline this long from now, without an interrupt check.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
-        Self { start: Instant::now(), limit, interrupt: None, clock: None }
+        Self { start: Instant::now(), limit, interrupt: None, vain: None, clock: None }
     }
 
     /// A deadline of so many seconds from now; 0 means `default_seconds`.
@@ -63,7 +67,22 @@ impl<'a> Deadline<'a> {
     where
         'a: 'b,
     {
-        Deadline { start: self.start, limit: self.limit, interrupt: Some(interrupt), clock: self.clock }
+        Deadline { interrupt: Some(interrupt), ..self }
+    }
+
+    /// The same deadline for a wait that also ends when this check fails.
+    #[must_use]
+    pub fn unless_vain<'b>(self, vain: VainCheck<'b>) -> Deadline<'b>
+    where
+        'a: 'b,
+    {
+        Deadline { vain: Some(vain), ..self }
+    }
+
+    /// The same deadline without such a check.
+    #[must_use]
+    pub fn in_any_case(self) -> Self {
+        Self { vain: None, ..self }
     }
 
     /// The same limit from now on, by this clock.
@@ -72,7 +91,7 @@ impl<'a> Deadline<'a> {
     where
         'a: 'b,
     {
-        Deadline { start: clock.now(), limit: self.limit, interrupt: self.interrupt, clock: Some(clock) }
+        Deadline { start: clock.now(), clock: Some(clock), ..self }
     }
 
     fn now(&self) -> Instant {
@@ -123,17 +142,12 @@ impl<'a> Deadline<'a> {
         self.remaining().min(CHECK_INTERVAL)
     }
 
-    /// Asks the interrupt check.
+    /// Asks the interrupt check, and whether the wait is vain.
     ///
     /// # Errors
-    /// `Interrupted`, naming `phase`, if the caller wants to stop.
+    /// `Interrupted`, naming `phase`, if the caller wants to stop; what makes the wait vain.
     pub fn check_interrupt(&self, phase: &str) -> Result<()> {
-        match self.interrupt {
-            Some(interrupt) if interrupt() => {
-                Err(Error::Interrupted { phase: phase.to_owned(), waited: self.waited() })
-            }
-            _ => Ok(()),
-        }
+        self.check_interrupt_of(|| phase.to_owned())
     }
 
     /// As [`Deadline::check_interrupt`], with a phase that is made only for the error.
@@ -145,14 +159,14 @@ impl<'a> Deadline<'a> {
             Some(interrupt) if interrupt() => {
                 Err(Error::Interrupted { phase: phase(), waited: self.waited() })
             }
-            _ => Ok(()),
+            _ => self.vain.map_or(Ok(()), |vain| vain()),
         }
     }
 
     /// Asks the interrupt check and the clock.
     ///
     /// # Errors
-    /// `Interrupted`, or `TimedOut` with what `missing` then says.
+    /// As [`Deadline::check_interrupt`], or `TimedOut` with what `missing` then says.
     pub fn check(&self, phase: &str, missing: impl FnOnce() -> Vec<Missing>) -> Result<()> {
         self.check_interrupt(phase)?;
         if self.passed() {
@@ -189,5 +203,15 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(60)).interruptible(&stop);
         let error = deadline.check("a test", Vec::new).expect_err("interrupted");
         assert!(matches!(error, Error::Interrupted { .. }));
+    }
+
+    #[test]
+    fn what_makes_a_wait_vain_ends_it_with_its_own_error() {
+        let lost =
+            || Err(Error::Lost { index: 3, host: "here".to_owned(), pid: 5, phase: "split".to_owned() });
+        let deadline = Deadline::after(Duration::from_secs(60)).unless_vain(&lost);
+        let error = deadline.sooner(Duration::from_secs(1)).check("a test", Vec::new).expect_err("vain");
+        assert!(matches!(error, Error::Lost { index: 3, .. }));
+        assert!(deadline.in_any_case().check("a test", Vec::new).is_ok());
     }
 }

@@ -130,6 +130,10 @@ impl Channel for Seat {
         Life::Lives
     }
 
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn rest(&self, limit: Duration) {
         std::thread::sleep(limit);
     }

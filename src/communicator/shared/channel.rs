@@ -6,6 +6,7 @@ use super::SharedCommunicator;
 use super::control::State;
 use super::proof::Mate;
 use crate::communicator::control::{Channel, Life};
+use crate::error::Result;
 use crate::sys::socket;
 
 /// What a letter of this channel starts with; other messages on the same sockets have other beginnings.
@@ -44,6 +45,17 @@ impl Channel for SharedCommunicator {
             State::Live | State::Left if self.is_stopped(seat) => Life::Stopped,
             State::Live | State::Left => Life::Lives,
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        self.check_ended()?;
+        let others = (0..self.seats.len()).filter(|seat| *seat != self.own);
+        let mut checked =
+            others.map(|seat| self.check_life(seat, self.is_gone(seat), || "the next call".to_owned()));
+        checked.find(Result::is_err).unwrap_or(Ok(()))
     }
 
     fn rest(&self, limit: Duration) {

@@ -154,6 +154,11 @@ impl SharedCommunicator {
         if !self.is_behind(seat, target) {
             return Ok(());
         }
+        self.check_life(seat, is_gone, || watch.phase())
+    }
+
+    /// Whether a seat can still come; whether its process is gone was looked at before.
+    pub(super) fn check_life(&self, seat: usize, is_gone: bool, phase: impl Fn() -> String) -> Result<()> {
         let control = &self.controls[seat];
         match control.state() {
             State::Left => {
@@ -163,12 +168,11 @@ impl SharedCommunicator {
             State::WentOn => Err(self.gate.left_behind(&control.successor())),
             State::Closed => {
                 let doing = self.doing(seat);
-                Err(self
-                    .lost(self.seats[seat], format!("{}: it closed the group after {doing}", watch.phase())))
+                Err(self.lost(self.seats[seat], format!("{}: it closed the group after {doing}", phase())))
             }
             State::Live if is_gone => {
                 let doing = self.doing(seat);
-                Err(self.lost(self.seats[seat], format!("{}: its process ended in {doing}", watch.phase())))
+                Err(self.lost(self.seats[seat], format!("{}: its process ended in {doing}", phase())))
             }
             State::Live => Ok(()),
         }

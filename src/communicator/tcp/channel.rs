@@ -6,6 +6,7 @@ use super::TcpCommunicator;
 use super::wire::Frame;
 use crate::communicator::carrier::Patience;
 use crate::communicator::control::{Channel, Life};
+use crate::error::Result;
 
 impl Channel for TcpCommunicator {
     fn post(&self, seat: usize, message: &[u8]) -> bool {
@@ -36,6 +37,25 @@ impl Channel for TcpCommunicator {
             Some(error) => Life::Ended(error.to_string()),
             None => Life::Lives,
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
+        self.check_ended()?;
+        let mut turn = self.gate.hold();
+        for (peer, heard) in self.peers.iter().zip(&mut turn.heard) {
+            let Some(peer) = peer else { continue };
+            peer.flush();
+            peer.listen(heard);
+            let cause = self.cause(peer, heard, u64::MAX);
+            let gone = cause.or_else(|| peer.gone(heard, u64::MAX, "the next call", self.silence));
+            if let Some(error) = gone {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     fn rest(&self, limit: Duration) {

@@ -94,7 +94,9 @@ impl Mesh {
                 between: Between { network: &self.inner.network, world: None },
                 recorder: Some(&self.inner.recorder),
             };
+            let check = || Reunion::check(session, proposal.ballot);
             let trial = deadline.sooner((deadline.remaining() / 2).min(FORMING_LIMIT));
+            let trial = trial.unless_vain(&check);
             match form(&mut reunion, listener, forming, &trial) {
                 Ok(mesh) => return Ok((mesh, proposal)),
                 Err(error @ Error::Interrupted { .. }) => return Err(error),

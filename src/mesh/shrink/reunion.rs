@@ -50,11 +50,14 @@ impl Reunion {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn superseded(&self) -> Error {
-        Error::Closed {
-            what: format!("trial {} of index {} to shrink", self.ballot.round, self.ballot.leader),
-            why: "the members that are left have changed".to_owned(),
-        }
+    /// Whether this trial may still come to count.
+    ///
+    /// # Errors
+    /// `Closed` once the members that are left have agreed on something else.
+    pub(super) fn check(session: &Mutex<Session>, ballot: Ballot) -> Result<()> {
+        let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+        session.turn()?;
+        if session.agreement.is_current(ballot) { Ok(()) } else { Err(superseded(ballot)) }
     }
 
     /// Waits until all have formed the mesh, and until that counts.
@@ -65,7 +68,7 @@ impl Reunion {
             session.check(deadline)?;
             match session.agreement.next() {
                 Next::GoOn(proposal) if proposal.ballot == self.ballot => return Ok(()),
-                _ if !session.agreement.is_current(self.ballot) => return Err(self.superseded()),
+                _ if !session.agreement.is_current(self.ballot) => return Err(superseded(self.ballot)),
                 _ => session.rest(deadline),
             }
         }
@@ -86,7 +89,7 @@ impl Reunion {
                 return Ok(payloads);
             }
             if !session.agreement.is_current(self.ballot) {
-                return Err(self.superseded());
+                return Err(superseded(self.ballot));
             }
             deadline.check(phase, || {
                 let missing = session.unpublished(self.ballot, number, &self.seats);
@@ -94,6 +97,13 @@ impl Reunion {
             })?;
             session.rest(deadline);
         }
+    }
+}
+
+fn superseded(ballot: Ballot) -> Error {
+    Error::Closed {
+        what: format!("trial {} of index {} to shrink", ballot.round, ballot.leader),
+        why: "the members that are left have changed".to_owned(),
     }
 }
 
@@ -111,6 +121,8 @@ impl Exchange for Reunion {
     }
 
     fn exchange(&mut self, phase: &str, payload: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        // The session, which is held here, knows by itself whether this trial still counts.
+        let deadline = &deadline.in_any_case();
         match phase {
             "ready" => self.commit(deadline).map(|()| Vec::new()),
             // Who was lost is the agreement's to find out.

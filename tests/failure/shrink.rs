@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use uform::{Deadline, Error, Mesh, ReduceOp, Status};
+use uform::{Deadline, Error, Mesh, ReduceOp, Result, Status};
 
 use super::calls::{bootstrap, move_arrays};
 use crate::harness::network::Hosts;
@@ -23,11 +23,11 @@ const MINUTES: Duration = Duration::from_secs(180);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The indexes at bootstrap of those in a mesh, by their indexes in it.
-fn origins(mesh: &Mesh, index: usize) -> Vec<usize> {
+fn origins(mesh: &Mesh, index: usize) -> Result<Vec<usize>> {
     let deadline = Deadline::after(LIMIT);
-    let words = mesh.exchange(&index.to_le_bytes(), &deadline).expect("all come");
+    let words = mesh.exchange(&index.to_le_bytes(), &deadline)?;
     let number = |word: Vec<u8>| usize::from_le_bytes(word.try_into().expect("eight bytes"));
-    words.into_iter().map(number).collect()
+    Ok(words.into_iter().map(number).collect())
 }
 
 /// Reduces until a call fails.
@@ -43,8 +43,8 @@ fn reduce(mesh: &Mesh) -> Error {
 }
 
 /// What holds of a mesh that was shrunk, and of the one before.
-fn check(old: &Mesh, mesh: &Mesh, index: usize) {
-    let origins = origins(mesh, index);
+fn check(old: &Mesh, mesh: &Mesh, index: usize) -> Result<()> {
+    let origins = origins(mesh, index)?;
     assert!(origins.is_sorted() && origins.len() == mesh.count(), "{origins:?}");
     assert_eq!(origins[mesh.index()], index);
     assert_eq!(mesh.describe().host_domain_index, mesh.index());
@@ -52,14 +52,21 @@ fn check(old: &Mesh, mesh: &Mesh, index: usize) {
     assert!(members.iter().enumerate().all(|(position, member)| member.index == position));
     let process = &members[mesh.index()].introduction.process;
     assert_eq!(process.pid, std::process::id());
-    move_arrays(mesh, &[1, 1000, 70_001]);
-    let arena = mesh.arena(64, &Deadline::after(LIMIT)).expect("room for some bytes");
+    for length in [1, 1000, 70_001] {
+        let mut sum = (0..length).map(|position| (index * 100_000 + position) as f64).collect::<Vec<_>>();
+        mesh.all_reduce(&mut sum, ReduceOp::Sum)?;
+        let bases = origins.iter().sum::<usize>() * 100_000;
+        let is_right = |(position, sum): (usize, &f64)| *sum == (bases + origins.len() * position) as f64;
+        assert!(sum.iter().enumerate().all(is_right));
+    }
+    let arena = mesh.arena(64, &Deadline::after(LIMIT))?;
     assert_eq!(arena.byte_count(), 64);
     assert!(old.is_closed() && !mesh.is_closed() && !mesh.executor().is_closed());
     assert!(matches!(old.barrier(), Err(Error::Closed { .. })));
     assert!(matches!(old.shrink(), Err(Error::Closed { .. })));
     old.close().expect("twice");
     say(&format!("went on as {origins:?}."));
+    Ok(())
 }
 
 /// Goes on with those that are left until they are as few as the argument says.
@@ -74,7 +81,9 @@ fn survive(index: usize, _count: usize, wanted: &str) {
         say("shrinks");
         match mesh.shrink_within(&Deadline::after(LIMIT)) {
             Ok(next) => {
-                check(&mesh, &next, index);
+                // The next one may die at any time, also while these look at each other.
+                let checked = check(&mesh, &next, index);
+                assert!(checked.is_ok() || matches!(checked, Err(Error::Lost { .. })), "{checked:?}");
                 mesh = next;
             }
             Err(error) => {
@@ -169,9 +178,9 @@ fn healthy(index: usize, count: usize, _argument: &str) {
     move_arrays(&mesh, &[100]);
     let next = mesh.shrink_within(&Deadline::after(LIMIT)).expect("all come");
     assert_eq!((next.index(), next.count()), (index, count));
-    check(&mesh, &next, index);
+    check(&mesh, &next, index).expect("all come");
     let again = next.shrink_within(&Deadline::after(LIMIT)).expect("all come");
-    check(&next, &again, index);
+    check(&next, &again, index).expect("all come");
     again.barrier().expect("all come");
 }
 
@@ -193,14 +202,14 @@ fn part(index: usize, _count: usize, _argument: &str) {
     if index.is_multiple_of(2) {
         assert_eq!(reduce(&half).status(), Status::Lost);
         let next = half.shrink_within(&Deadline::after(LIMIT)).expect("two of three are left");
-        assert_eq!(origins(&next, index), [0, 4]);
+        assert_eq!(origins(&next, index).expect("all come"), [0, 4]);
         move_arrays(&next, &[1000]);
     } else {
         move_arrays(&half, &[1000]);
     }
     assert_eq!(mesh.barrier().expect_err("index 2 is gone").status(), Status::Lost);
     let next = mesh.shrink_within(&Deadline::after(LIMIT)).expect("four of five are left");
-    check(&mesh, &next, index);
+    check(&mesh, &next, index).expect("all come");
 }
 
 #[test]
@@ -280,7 +289,7 @@ fn wakes(index: usize, _count: usize, _argument: &str) {
         _ => panic!("{error}"),
     }
     let next = mesh.shrink_within(&Deadline::after(LIMIT)).expect("two of three are left");
-    check(&mesh, &next, index);
+    check(&mesh, &next, index).expect("all come");
     say("shrunk");
     let deadline = Deadline::after(LIMIT);
     let is_over = || u8::from(harness::folder().join("over").exists());

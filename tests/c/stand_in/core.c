@@ -493,6 +493,10 @@ int stream_wait(device_t *current, stream_t *stream, event_t *event) {
     return code;
 }
 
+void write_down(char const *text) {
+    if (owner == getpid()) note(text);
+}
+
 /* At the end of the process: what was opened and not closed. */
 __attribute__((destructor)) static void leave(void) {
     char line[160];

@@ -30,6 +30,8 @@ static device_t *current(char const *name) {
     return own;
 }
 
+device_t *cuda_device(void) { return current("NCCL"); }
+
 /* Only what the caller could have is a device: numbers are those of cuDeviceGet. */
 static device_t *device_of(int device) { return visible(NVIDIA, device); }
 

@@ -20,6 +20,8 @@ static device_t *current(char const *name) {
     return own;
 }
 
+device_t *hip_device(void) { return current("RCCL"); }
+
 int hipInit(unsigned flags) {
     int code = enter("hipInit");
     if (code) return code;

@@ -58,6 +58,13 @@ void configure(void);
 /* Notes a call; the number that a rule of the file gives it, else 0. Ends the process in a forked child. */
 int enter(char const *name);
 
+/* Adds a line to the file of calls. */
+void write_down(char const *text);
+
+/* The device that is current on this thread. */
+device_t *cuda_device(void);
+device_t *hip_device(void);
+
 /* Says what the caller did wrong, and ends the process. */
 _Noreturn void violation(char const *format, ...) __attribute__((format(printf, 1, 2)));
 

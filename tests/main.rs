@@ -10,6 +10,7 @@ mod vendor;
 const ROLES: &[&[(&str, harness::Role)]] = &[
     harness::ROLES,
     conformance::arrays::ROLES,
+    conformance::ccl::ROLES,
     conformance::communicator::ROLES,
     conformance::deferred::ROLES,
     conformance::gpu::ROLES,

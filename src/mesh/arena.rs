@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::communicator::SharedArena;
 use crate::error::{Error, Result};
 use crate::executor::DeviceArena;
-use crate::sys::gpu::{ForeignStream, Region};
+use crate::sys::ccl;
+use crate::sys::gpu::{ForeignStream, Region, Stream};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::GpuVendor;
 
@@ -46,6 +47,16 @@ impl std::fmt::Debug for DeviceBytes {
 impl DeviceBytes {
     fn region(&self) -> Result<&Region> {
         self.arena.region(self.position).ok_or_else(|| no_gpu(self.position, self.arena.count()))
+    }
+
+    /// Where they are, for a communicator of GPUs.
+    pub(super) fn place(&self) -> Result<ccl::Place<'_>> {
+        Ok(ccl::Place { region: self.region()?, start: self.range.start })
+    }
+
+    /// The stream that work of this project on them is on.
+    pub(super) fn own_stream(&self) -> Result<&Arc<Stream>> {
+        Ok(self.region()?.stream())
     }
 
     /// How many bytes.

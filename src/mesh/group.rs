@@ -145,6 +145,7 @@ fn connect(
         name: group.name,
         lease: Mutex::new(own.or(lease)),
         communicator,
+        gpus: Mutex::new(None),
         recorder,
         key: exchange.key().clone(),
         network: between.network.clone(),

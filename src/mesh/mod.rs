@@ -5,6 +5,7 @@
 mod arena;
 mod arrays;
 mod deferred;
+mod gpu;
 mod group;
 mod mpi;
 mod network;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 pub use arena::{ALIGNMENT, Arena, DeviceBytes};
 pub use deferred::DeferredMesh;
+pub use gpu::GpuArrays;
 pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
@@ -69,6 +71,8 @@ struct Inner {
     /// The executor that bootstrap made, if it made one: the last of the meshes that hold it closes it.
     lease: Mutex<Option<Lease>>,
     communicator: Arc<dyn Communicator>,
+    /// The same members' GPUs, from their first call on GPU memory on.
+    gpus: Mutex<Option<gpu::Joined>>,
     /// What members prove to each other; those of groups made later are derived from it.
     key: RunKey,
     network: Network,
@@ -286,6 +290,8 @@ impl Inner {
         if process::pid() != self.pid || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        // Before the group that tells the others that this member ends.
+        gpu::close(&self.gpus);
         self.communicator.close();
         self.order.wake();
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();

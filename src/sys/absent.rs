@@ -2,10 +2,6 @@
 //!
 //! Every question here is answered: nothing is found, or the call is `Unsupported` with the reason.
 
-use std::convert::Infallible;
-
-use crate::error::{Error, Result};
-
 /// CUDA, for a build without the feature `nccl`.
 #[cfg(any(test, not(feature = "nccl")))]
 pub(super) mod cuda {
@@ -28,17 +24,6 @@ pub(super) mod hip {
     pub(in crate::sys) fn load() -> Result<Table> {
         Err(Error::unsupported("HIP", "this build has none: build with the feature `rccl`"))
     }
-}
-
-/// Loads NCCL or RCCL.
-///
-/// # Errors
-/// `Unsupported` always.
-pub fn open_ccl(what: &str) -> Result<Infallible> {
-    Err(Error::unsupported(
-        what,
-        "NCCL and RCCL are not in this version; groups of one host use shared memory",
-    ))
 }
 
 /// MPI, for a build without the feature `mpi`.
@@ -198,8 +183,6 @@ mod tests {
 
     #[test]
     fn every_absence_is_an_answer() {
-        let error = open_ccl("a GPU group").expect_err("absent in this version");
-        assert!(error.to_string().contains("not in this version"), "{error}");
         for (answer, feature) in [(cuda::load(), "`nccl`"), (hip::load(), "`rccl`")] {
             let error = answer.err().expect("absent in this build").to_string();
             assert!(error.contains(feature), "{error}");

@@ -2,6 +2,7 @@
 //!
 //! RCCL has the names and signatures of the NCCL that it follows. Loading starts no GPU runtime; loading RCCL loads HIP.
 
+mod communicator;
 mod config;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -11,6 +12,7 @@ use super::library::{self, Found, Loaded, Names, Places};
 use crate::error::{Error, Result};
 use crate::vocabulary::GpuVendor;
 
+pub use communicator::{Act, Communicator, Operation, Place, number_of_dtype, number_of_op};
 pub use config::{Config, FIELDS, Field, NEWEST};
 
 /// The first version with all the functions that are needed.

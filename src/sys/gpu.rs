@@ -375,7 +375,7 @@ impl Device {
     }
 
     /// Makes it the calling thread's GPU until the answer is dropped.
-    fn enter(&self) -> Result<Current<'_>> {
+    pub(in crate::sys) fn enter(&self) -> Result<Current<'_>> {
         self.driver.of_this_process()?;
         let name = self.table().names.enter;
         match self.table().currency {
@@ -438,7 +438,7 @@ impl Drop for Device {
 }
 
 /// A GPU that is current on this thread; what was before is so again when this is dropped.
-struct Current<'a> {
+pub(in crate::sys) struct Current<'a> {
     device: &'a Device,
     before: Option<c_int>,
     /// It is the thread's, and stays on it.

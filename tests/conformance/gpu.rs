@@ -35,7 +35,7 @@ fn uuid(number: usize) -> String {
 }
 
 /// So many H100 of 1 MiB, without the lines of `more` and with them.
-fn nvidia(count: usize, more: &str) -> String {
+pub(crate) fn nvidia(count: usize, more: &str) -> String {
     let gpus = (0..count).map(|number| {
         let (uuid, bus) = (uuid(number), 0x1b + number);
         format!("device {number} 0 0 {uuid} {bus:x} 9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100\n")
@@ -44,7 +44,7 @@ fn nvidia(count: usize, more: &str) -> String {
 }
 
 /// A recorded machine of so many MI300X, for the kernel's driver is asked for them, and what HIP answers.
-fn amd(folder: &Folder, count: usize, more: &str) -> (String, String) {
+pub(crate) fn amd(folder: &Folder, count: usize, more: &str) -> (String, String) {
     let root = folder.path().join("machine");
     let write = |path: &str, text: &str| {
         let path = root.join(path);
@@ -78,11 +78,11 @@ fn amd(folder: &Folder, count: usize, more: &str) -> (String, String) {
     (root.display().to_string(), format!("{answers}{more}"))
 }
 
-fn options() -> VramOptions {
+pub(crate) fn options() -> VramOptions {
     VramOptions { cpu_class: Some(CpuClass::Serial), ..VramOptions::default() }
 }
 
-fn soon() -> Deadline<'static> {
+pub(crate) fn soon() -> Deadline<'static> {
     Deadline::after(Duration::from_secs(20))
 }
 

@@ -1,6 +1,7 @@
 //! One suite per trait, run against every backend.
 
 pub(crate) mod arrays;
+pub(crate) mod ccl;
 pub(crate) mod communicator;
 pub(crate) mod deferred;
 pub(crate) mod exchange;

@@ -20,6 +20,22 @@ impl StandIn {
         Self::with(answers, NAMES, &[])
     }
 
+    /// With all libraries, and NCCL or RCCL.
+    pub(crate) fn collective(answers: &str, is_amd: bool) -> Self {
+        let (name, flags): (_, &[&str]) =
+            if is_amd { ("librccl.so.1", &["-DRCCL"]) } else { ("libnccl.so.2", &[]) };
+        Self::with(answers, &[NAMES, &[name]].concat(), flags)
+    }
+
+    /// Puts an NCCL of a version where a wheel below a folder has it.
+    pub(crate) fn wheel(folder: &Path, version: u32) {
+        let place = folder.join("nvidia/nccl/lib");
+        fs::create_dir_all(&place).expect("the folder is writable");
+        let flag = format!("-DNCCL_VERSION={version}");
+        let library = build(&[flag.as_str()]);
+        symlink(library, place.join("libnccl.so.2")).expect("the folder is writable");
+    }
+
     /// With some of the libraries, compiled with these flags.
     pub(crate) fn with(answers: &str, names: &[&str], flags: &[&str]) -> Self {
         let folder = Folder::new();
@@ -77,7 +93,7 @@ fn build(flags: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let library = folder.join(format!("stand-in-{:016x}.so", hasher.finish()));
     if !library.exists() {
-        // Renamed when it is whole, since other tests may build it too.
+        // Put there when it is whole, and only once: to a process that runs, another file would be another library.
         let fresh = folder.join(format!("stand-in-{}.so", std::process::id()));
         let sources = files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "c"));
         let status = Command::new("cc")
@@ -88,7 +104,9 @@ fn build(flags: &[&str]) -> PathBuf {
             .args(sources)
             .status();
         assert!(status.expect("a C compiler can be run").success(), "the stand-in must compile");
-        fs::rename(&fresh, &library).expect("the folder is writable");
+        let put = fs::hard_link(&fresh, &library);
+        fs::remove_file(&fresh).expect("the folder is writable");
+        assert!(put.is_ok() || library.exists(), "{put:?}");
     }
     library
 }

@@ -1,0 +1,433 @@
+//! A communicator of NCCL or RCCL on one GPU: made, asked about and ended under deadlines.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Comm, Config, Library, SUCCESS, UniqueId, name};
+use crate::error::{Error, Missing, Result};
+use crate::sys::Deadline;
+use crate::sys::gpu::{Region, Stream};
+use crate::vocabulary::{Dtype, ReduceOp};
+
+/// What a call or a state is that has not ended.
+const IN_PROGRESS: c_int = 7;
+
+/// The longest pause between two questions.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// How long an orderly end may take before it is cut off.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// The library's number for an element type; `None` for one that it has not.
+#[must_use]
+pub const fn number_of_dtype(dtype: Dtype) -> Option<c_int> {
+    Some(match dtype {
+        Dtype::I8 => 0,
+        Dtype::U8 => 1,
+        Dtype::I32 => 2,
+        Dtype::U32 => 3,
+        Dtype::I64 => 4,
+        Dtype::U64 => 5,
+        Dtype::F16 => 6,
+        Dtype::F32 => 7,
+        Dtype::F64 => 8,
+        Dtype::Bf16 => 9,
+        _ => return None,
+    })
+}
+
+/// The library's number for an operation; `None` for one that it has not.
+#[must_use]
+pub const fn number_of_op(op: ReduceOp) -> Option<c_int> {
+    Some(match op {
+        ReduceOp::Sum => 0,
+        ReduceOp::Product => 1,
+        ReduceOp::Max => 2,
+        ReduceOp::Min => 3,
+        ReduceOp::Average => 4,
+        _ => return None,
+    })
+}
+
+/// What one operation does; ranks are those of the communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// `count` elements in and out.
+    AllReduce(ReduceOp),
+    /// `count` elements in, and out at the root.
+    Reduce(ReduceOp, usize),
+    /// `count` elements in at the root, and out.
+    Broadcast(usize),
+    /// `count` elements in, those of all out.
+    AllGather,
+    /// `count` elements for each in, `count` out.
+    ReduceScatter(ReduceOp),
+    /// `count` elements in, for a rank.
+    Send(usize),
+    /// `count` elements out, from a rank.
+    Receive(usize),
+}
+
+/// Where an array begins in a region of a GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The region; the operation is on its stream.
+    pub region: &'a Region,
+    /// Bytes of it that lie before the array.
+    pub start: usize,
+}
+
+/// One operation on memory of the communicator's GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// What it does.
+    pub act: Act,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// How many.
+    pub count: usize,
+    /// Where it reads, if it does.
+    pub input: Option<Place<'a>>,
+    /// Where it writes, if it does.
+    pub output: Option<Place<'a>>,
+}
+
+/// An operation in the library's terms.
+struct Numbers {
+    dtype: c_int,
+    op: c_int,
+    rank: c_int,
+    input: u64,
+    output: u64,
+}
+
+/// The library's handle; null once it has ended.
+struct Handle(Comm);
+
+// SAFETY: a communicator may be used on any thread, by one at a time; the lock that holds it sees to that.
+unsafe impl Send for Handle {}
+
+/// A rank of a communicator, on one stream. Dropping it aborts it, unless it was finished.
+pub struct Communicator {
+    handle: Mutex<Handle>,
+    stream: Arc<Stream>,
+    rank: usize,
+    count: usize,
+    /// After the handle: its functions are needed to end that.
+    library: Arc<Library>,
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Communicator({} on {})", name(self.library.vendor), self.stream.device().name())
+    }
+}
+
+impl Communicator {
+    /// Joins the communicator of an id as one of its ranks, on the GPU of a stream. All ranks call it.
+    ///
+    /// # Errors
+    /// `Vendor` naming the GPU; what `peers` says, which is asked while it waits; `TimedOut`, `Interrupted`. It is then aborted.
+    pub fn open(
+        library: &Arc<Library>,
+        stream: &Arc<Stream>,
+        id: UniqueId,
+        (rank, count): (usize, usize),
+        peers: &mut dyn FnMut() -> Result<()>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let mut config = Config::new(library.vendor, library.version).nonblocking();
+        let mut handle: Comm = std::ptr::null_mut();
+        let code = {
+            let _current = stream.device().enter()?;
+            // SAFETY: the function writes one handle and reads the settings, which live until it returns; the GPU is current.
+            unsafe {
+                (library.table.comm_init_rank_config)(
+                    &raw mut handle,
+                    c_int::try_from(count).unwrap_or(c_int::MAX),
+                    id,
+                    c_int::try_from(rank).unwrap_or(c_int::MAX),
+                    &raw mut config,
+                )
+            }
+        };
+        let made = Self {
+            handle: Mutex::new(Handle(handle)),
+            stream: Arc::clone(stream),
+            rank,
+            count,
+            library: Arc::clone(library),
+        };
+        made.accept(CALL, code)?;
+        made.settle(&made.lock(), CALL, peers, deadline)?;
+        Ok(made)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Handle> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails with what a call returned, on this GPU; a call that goes on is none.
+    fn accept(&self, call: &str, code: c_int) -> Result<()> {
+        if code == IN_PROGRESS {
+            return Ok(());
+        }
+        self.library.check(call, code).map_err(|error| match error {
+            Error::Vendor { library, call, code, text } => {
+                let library = format!("{library} on {}", self.stream.device().name());
+                Error::Vendor { library, call, code, text }
+            }
+            other => other,
+        })
+    }
+
+    /// Waits until the call before has ended on the host's side.
+    fn settle(
+        &self,
+        handle: &Handle,
+        call: &str,
+        peers: &mut dyn FnMut() -> Result<()>,
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        self.until(call, peers, deadline, |own| own.state(handle, call).map(|state| state != IN_PROGRESS))
+    }
+
+    fn until(
+        &self,
+        phase: &str,
+        peers: &mut dyn FnMut() -> Result<()>,
+        deadline: &Deadline<'_>,
+        mut has_ended: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
+        let mut pause = Duration::from_micros(5);
+        while !has_ended(self)? {
+            deadline.check(&format!("{phase} on {}", self.stream.device().name()), Vec::<Missing>::new)?;
+            peers()?;
+            std::thread::sleep(pause.min(deadline.pause()));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// How the communicator stands: fails for one that has failed.
+    fn state(&self, handle: &Handle, call: &str) -> Result<c_int> {
+        if handle.0.is_null() {
+            return Err(self.ended());
+        }
+        let mut state = SUCCESS;
+        // SAFETY: the handle is live, as it is not null; the function writes one int, which lives until it returns.
+        let code = unsafe { (self.library.table.comm_get_async_error)(handle.0, &raw mut state) };
+        self.accept("ncclCommGetAsyncError", code)?;
+        self.accept(call, state)?;
+        Ok(state)
+    }
+
+    fn ended(&self) -> Error {
+        Error::Closed { what: format!("{self:?}"), why: "it was aborted or finished".to_owned() }
+    }
+
+    /// Runs operations as one group, and returns when the GPU has done them.
+    ///
+    /// # Errors
+    /// `Invalid` for an array that its memory does not hold, and `Unsupported` for a type or an operation that the library has
+    /// not, before anything is done; else as [`Communicator::open`]: it is then aborted.
+    pub fn run(
+        &self,
+        operations: &[Operation<'_>],
+        peers: &mut dyn FnMut() -> Result<()>,
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        let numbers =
+            operations.iter().map(|operation| self.numbers(operation)).collect::<Result<Vec<_>>>()?;
+        let result =
+            self.put(operations, &numbers, peers, deadline).and_then(|()| self.wait(peers, deadline));
+        // Before the caller has its memory back.
+        result.inspect_err(|_| self.abort())
+    }
+
+    /// Puts operations on the stream, and returns when they are there.
+    fn put(
+        &self,
+        operations: &[Operation<'_>],
+        numbers: &[Numbers],
+        peers: &mut dyn FnMut() -> Result<()>,
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        let (handle, table) = (self.lock(), &self.library.table);
+        if handle.0.is_null() {
+            return Err(self.ended());
+        }
+        let _current = self.stream.device().enter()?;
+        // SAFETY: the function takes nothing; the group is ended below on this thread, whatever comes between.
+        self.accept("ncclGroupStart", unsafe { (table.group_start)() })?;
+        let mut result = Ok(());
+        for (operation, numbers) in operations.iter().zip(numbers) {
+            if result.is_ok() {
+                // SAFETY: the handle is live. `numbers` found the memory within regions of this stream, which are borrowed until
+                // `run` returns: when the stream is idle, or this was aborted.
+                let (call, code) = unsafe { self.call(handle.0, operation, numbers) };
+                result = self.accept(call, code);
+            }
+        }
+        // SAFETY: it ends the group above.
+        let code = unsafe { (table.group_end)() };
+        result.and_then(|()| self.accept("ncclGroupEnd", code))?;
+        self.settle(&handle, "ncclGroupEnd", peers, deadline)
+    }
+
+    /// An operation in the library's terms, its memory checked.
+    fn numbers(&self, operation: &Operation<'_>) -> Result<Numbers> {
+        let missing = |what: String| {
+            let library = name(self.library.vendor);
+            Error::unsupported(
+                what,
+                format!("{library} has no such thing; copy to host memory and reduce there"),
+            )
+        };
+        let dtype = number_of_dtype(operation.dtype)
+            .ok_or_else(|| missing(format!("{} on a GPU", operation.dtype)))?;
+        // With how many times `count` elements are read and written here.
+        let (op, rank, reads, writes) = match operation.act {
+            Act::AllReduce(op) => (op, 0, 1, 1),
+            Act::ReduceScatter(op) => (op, 0, self.count, 1),
+            Act::Reduce(op, root) => (op, root, 1, usize::from(root == self.rank)),
+            Act::Broadcast(root) => (ReduceOp::Sum, root, usize::from(root == self.rank), 1),
+            Act::AllGather => (ReduceOp::Sum, 0, 1, self.count),
+            Act::Send(rank) => (ReduceOp::Sum, rank, 1, 0),
+            Act::Receive(rank) => (ReduceOp::Sum, rank, 0, 1),
+        };
+        let op = number_of_op(op).ok_or_else(|| missing(format!("{op} on a GPU")))?;
+        let bytes = |parts: usize| {
+            operation.count.checked_mul(operation.dtype.size_bytes()).and_then(|part| part.checked_mul(parts))
+        };
+        Ok(Numbers {
+            dtype,
+            op,
+            rank: c_int::try_from(rank).unwrap_or(c_int::MAX),
+            input: self.address("input", operation.input, bytes(reads))?,
+            output: self.address("output", operation.output, bytes(writes))?,
+        })
+    }
+
+    /// The address of so many bytes; 0 for none.
+    fn address(&self, argument: &str, place: Option<Place<'_>>, byte_count: Option<usize>) -> Result<u64> {
+        if byte_count == Some(0) {
+            return Ok(0);
+        }
+        let end = |place: Place<'_>| {
+            let end = place.start.checked_add(byte_count?)?;
+            (Arc::ptr_eq(place.region.stream(), &self.stream) && end <= place.region.byte_count())
+                .then_some(end)
+        };
+        match place.and_then(|place| end(place).map(|end| (place, end))) {
+            Some((place, end)) => place.region.address(&(place.start..end)),
+            None => {
+                let reason = format!("must lie in memory of {}, on its stream", self.stream.device().name());
+                Err(Error::invalid(argument, format!("{byte_count:?} bytes"), "call", reason))
+            }
+        }
+    }
+
+    /// Makes one call of a group.
+    ///
+    /// # Safety
+    /// The handle is live, and so is the memory until the stream is idle or this was aborted.
+    unsafe fn call(
+        &self,
+        handle: Comm,
+        operation: &Operation<'_>,
+        numbers: &Numbers,
+    ) -> (&'static str, c_int) {
+        let (table, stream, count) = (&self.library.table, self.stream.handle(), operation.count);
+        let Numbers { dtype, op, rank, .. } = *numbers;
+        let (input, output) = (place(numbers.input).cast_const(), place(numbers.output));
+        // SAFETY: the signatures are the vendor's; memory, handle and stream are live by the caller's promise.
+        unsafe {
+            match operation.act {
+                Act::AllReduce(_) => {
+                    ("ncclAllReduce", (table.all_reduce)(input, output, count, dtype, op, handle, stream))
+                }
+                Act::Reduce(..) => {
+                    ("ncclReduce", (table.reduce)(input, output, count, dtype, op, rank, handle, stream))
+                }
+                Act::Broadcast(_) => {
+                    ("ncclBroadcast", (table.broadcast)(input, output, count, dtype, rank, handle, stream))
+                }
+                Act::AllGather => {
+                    ("ncclAllGather", (table.all_gather)(input, output, count, dtype, handle, stream))
+                }
+                Act::ReduceScatter(_) => (
+                    "ncclReduceScatter",
+                    (table.reduce_scatter)(input, output, count, dtype, op, handle, stream),
+                ),
+                Act::Send(_) => ("ncclSend", (table.send)(input, count, dtype, rank, handle, stream)),
+                Act::Receive(_) => ("ncclRecv", (table.receive)(output, count, dtype, rank, handle, stream)),
+            }
+        }
+    }
+
+    /// Waits until everything on the stream has ended.
+    fn wait(&self, peers: &mut dyn FnMut() -> Result<()>, deadline: &Deadline<'_>) -> Result<()> {
+        let handle = self.lock();
+        self.until("waiting", peers, deadline, |own| {
+            own.state(&handle, "work")?;
+            own.stream.is_idle()
+        })
+    }
+
+    /// Ends it at once: what it has put on the stream ends too, with any result. Twice is harmless.
+    pub fn abort(&self) {
+        let mut handle = self.lock();
+        if handle.0.is_null() {
+            return;
+        }
+        // A forked child leaves what is its parent's.
+        let Ok(_current) = self.stream.device().enter() else { return };
+        let ended = std::mem::replace(&mut handle.0, std::ptr::null_mut());
+        // SAFETY: the handle is live and is used no more. A failure leaves nothing to do.
+        let code = unsafe { (self.library.table.comm_abort)(ended) };
+        if code != SUCCESS {
+            tracing::debug!(code, "a communicator was not aborted");
+        }
+    }
+
+    /// Ends it in order, once all ranks have ended their work; one that takes too long is aborted.
+    ///
+    /// # Errors
+    /// `Vendor`; `TimedOut`: it is then aborted.
+    pub fn finish(&self) -> Result<()> {
+        let result = self.finish_within(&Deadline::after(END_LIMIT));
+        if result.is_err() {
+            self.abort();
+        }
+        result
+    }
+
+    fn finish_within(&self, deadline: &Deadline<'_>) -> Result<()> {
+        let mut handle = self.lock();
+        if handle.0.is_null() {
+            return Ok(());
+        }
+        let _current = self.stream.device().enter()?;
+        // SAFETY: the handle is live.
+        let code = unsafe { (self.library.table.comm_finalize)(handle.0) };
+        self.accept("ncclCommFinalize", code)?;
+        self.settle(&handle, "ncclCommFinalize", &mut || Ok(()), deadline)?;
+        let ended = std::mem::replace(&mut handle.0, std::ptr::null_mut());
+        // SAFETY: the handle was live and finalized, and is used no more.
+        self.accept("ncclCommDestroy", unsafe { (self.library.table.comm_destroy)(ended) })
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+/// A GPU's address as the library takes it.
+fn place(address: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0))
+}

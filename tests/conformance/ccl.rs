@@ -1,0 +1,322 @@
+//! Verbs on GPU memory over NCCL and RCCL, on the stand-ins of both: results, refusals, and members that end.
+
+use std::time::{Duration, Instant};
+
+use uform::error::Error;
+use uform::sys::{Deadline, Element, Span, SpanMut};
+use uform::vocabulary::{Dtype, ReduceOp, Verb};
+use uform::{Arena, Executor, GpuArrays, Mesh, VramOptions, device};
+
+use super::gpu::{amd, nvidia, options, soon};
+use crate::harness::stand_in::StandIn;
+use crate::harness::{Folder, Outcome, Role, Setup, assert_all_succeeded, say, transcript};
+
+/// The roles of these tests.
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("ccl.verbs", verbs),
+    ("ccl.refuse", refuse),
+    ("ccl.once", once),
+    ("ccl.versions", versions),
+    ("ccl.late", late),
+];
+
+/// Where the output of a call begins in an arena; the input begins at 0.
+const OUTPUT: usize = 128 << 10;
+
+/// A member with the GPU of its index, and an arena on it.
+struct Member {
+    executor: Executor,
+    mesh: Mesh,
+    arena: Arena,
+}
+
+impl Member {
+    fn new(index: usize) -> Self {
+        let executor = Executor::for_vram(&VramOptions { devices: Some(vec![index]), ..options() });
+        let executor = executor.unwrap_or_else(|error| panic!("{}", error.chain()));
+        let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
+        let arena = mesh.arena(2 * OUTPUT, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        Self { executor, mesh, arena }
+    }
+
+    /// Runs a verb on `input`, in place without one, and gives what `output` has then.
+    fn run<T: Element>(
+        &self,
+        (verb, op, root): (Verb, ReduceOp, usize),
+        input: Option<&[T]>,
+        mut output: Vec<T>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<T>, Error> {
+        let place = |start: usize, length: usize| {
+            self.arena.device_bytes(0, start..start + length * size_of::<T>()).expect("within")
+        };
+        let target = place(OUTPUT, output.len());
+        target.write(Span::of(&output), &soon()).expect("the GPU works");
+        let source = input.map(|input| {
+            let source = place(0, input.len());
+            source.write(Span::of(input), &soon()).expect("the GPU works");
+            source
+        });
+        let arrays = GpuArrays { dtype: T::DTYPE, input: source.as_ref(), output: Some(&target) };
+        self.mesh.run_on_gpus(verb, arrays, (op, root), deadline)?;
+        target.read(SpanMut::of(&mut output[..]), &soon()).expect("the GPU works");
+        Ok(output)
+    }
+
+    fn close(self) {
+        self.mesh.close().expect("idle");
+        drop(self.arena);
+        self.executor.finish(&soon()).expect("idle");
+    }
+}
+
+fn value(index: usize, position: usize) -> f64 {
+    index as f64 * 1e6 + position as f64
+}
+
+/// An operation, and what it makes of two values.
+type Case = (ReduceOp, fn(f64, f64) -> f64);
+
+/// All reductions of one element type against values added up here.
+fn reductions<T: Element + PartialEq + std::fmt::Debug>(member: &Member, of: impl Fn(f64) -> T) {
+    let (index, count) = (member.mesh.index(), member.mesh.count());
+    let small = |index: usize, position: usize| ((index + position) % 3 + 1) as f64;
+    let cases: [Case; 4] = [
+        (ReduceOp::Sum, |one, two| one + two),
+        (ReduceOp::Product, |one, two| one * two),
+        (ReduceOp::Min, f64::min),
+        (ReduceOp::Max, f64::max),
+    ];
+    for (op, combine) in cases {
+        let own = (0..11).map(|position| of(small(index, position))).collect::<Vec<_>>();
+        let found = member.run((Verb::AllReduce, op, 0), None, own, &soon()).expect("it can");
+        let all = |position| (0..count).map(|index| small(index, position)).reduce(combine).map(&of);
+        assert_eq!(found, (0..11).filter_map(all).collect::<Vec<_>>(), "{op} of {}", T::DTYPE);
+    }
+}
+
+/// Every verb, with lengths of nothing, one and more, in place and not.
+fn verbs(index: usize, count: usize, _: &str) {
+    let member = Member::new(index);
+    let run = |verb, op, root, input: Option<&[f64]>, output| {
+        let found = member.run((verb, op, root), input, output, &soon());
+        found.unwrap_or_else(|error| panic!("{verb:?}: {}", error.chain()))
+    };
+    let none = |length: usize| vec![-1.0; length];
+    for n in [0, 1, 7, 1021] {
+        let own = (0..n).map(|position| value(index, position)).collect::<Vec<_>>();
+        let sums = (0..n).map(|position| (0..count).map(|index| value(index, position)).sum::<f64>());
+        let sums = sums.collect::<Vec<f64>>();
+        let wide = (0..n * count).map(|position| value(index, position)).collect::<Vec<_>>();
+        let each = |of: &dyn Fn(usize, usize) -> f64| {
+            let parts = (0..count).flat_map(|part| (0..n).map(move |position| (part, position)));
+            parts.map(|(part, position)| of(part, position)).collect::<Vec<_>>()
+        };
+        let gathered = each(&value);
+
+        assert_eq!(run(Verb::AllReduce, ReduceOp::Sum, 0, Some(&own), none(n)), sums);
+        assert_eq!(run(Verb::AllReduce, ReduceOp::Sum, 0, None, own.clone()), sums);
+        let means = run(Verb::AllReduce, ReduceOp::Average, 0, None, own.clone());
+        assert_eq!(means, sums.iter().map(|sum| sum / count as f64).collect::<Vec<_>>());
+        assert_eq!(run(Verb::AllGather, ReduceOp::Sum, 0, Some(&own), none(n * count)), gathered);
+        let mut placed = none(n * count);
+        placed[index * n..(index + 1) * n].copy_from_slice(&own);
+        assert_eq!(run(Verb::AllGather, ReduceOp::Sum, 0, None, placed), gathered);
+        let part = run(Verb::ReduceScatter, ReduceOp::Sum, 0, Some(&wide), none(n));
+        let sum = |position| (0..count).map(|other| value(other, index * n + position)).sum::<f64>();
+        assert_eq!(part, (0..n).map(sum).collect::<Vec<_>>());
+        let turned = run(Verb::AllToAll, ReduceOp::Sum, 0, Some(&wide), none(n * count));
+        assert_eq!(turned, each(&|other, position| value(other, index * n + position)));
+        for root in 0..count {
+            let is_root = index == root;
+            let spread = run(Verb::Broadcast, ReduceOp::Sum, root, None, own.clone());
+            assert_eq!(spread, (0..n).map(|position| value(root, position)).collect::<Vec<_>>());
+            let reduced =
+                run(Verb::Reduce, ReduceOp::Sum, root, Some(&own), none(if is_root { n } else { 0 }));
+            assert_eq!(reduced, if is_root { sums.clone() } else { vec![] });
+            let width = if is_root { n * count } else { 0 };
+            let taken = run(Verb::Gather, ReduceOp::Sum, root, Some(&own), none(width));
+            assert_eq!(taken, if is_root { gathered.clone() } else { vec![] });
+            let given = run(Verb::Scatter, ReduceOp::Sum, root, Some(&wide[..width]), none(n));
+            assert_eq!(given, (0..n).map(|position| value(root, index * n + position)).collect::<Vec<_>>());
+        }
+    }
+    reductions(&member, |value| value);
+    reductions(&member, |value| value as f32);
+    reductions(&member, |value| value as i8);
+    reductions(&member, |value| value as u8);
+    reductions(&member, |value| value as i32);
+    reductions(&member, |value| value as u32);
+    reductions(&member, |value| value as i64);
+    reductions(&member, |value| value as u64);
+    member.close();
+}
+
+/// So many members with one GPU each, of both vendors.
+fn on_both(count: usize, role: &str, more: &str, check: impl Fn(&StandIn, &[Outcome])) {
+    let stand_in = StandIn::collective(&nvidia(count, more), false);
+    check(&stand_in, &stand_in.apply(Setup::new(count, role)).start().finish());
+    let folder = Folder::new();
+    let (machine, answers) = amd(&folder, count, more);
+    let stand_in = StandIn::collective(&answers, true);
+    let setup = stand_in.apply(Setup::new(count, role)).variable("UFORM_MACHINE", &machine);
+    check(&stand_in, &setup.start().finish());
+}
+
+#[test]
+fn every_verb_gives_what_it_gives_in_host_memory() {
+    for count in [1, 2, 4] {
+        on_both(count, "ccl.verbs", "", |stand_in, outcomes| {
+            assert_all_succeeded(outcomes);
+            stand_in.assert_nothing_left();
+            assert_eq!(stand_in.count("ncclCommInitRankConfig"), count);
+            assert_eq!((stand_in.count("ncclCommDestroy"), stand_in.count("ncclCommAbort")), (count, 0));
+        });
+    }
+}
+
+/// What is refused, and what members disagree on; the mesh goes on each time.
+fn refuse(index: usize, count: usize, _: &str) {
+    let member = Member::new(index);
+    let all_reduce = |op, values: Vec<i16>| member.run((Verb::AllReduce, op, 0), None, values, &soon());
+    let error = all_reduce(ReduceOp::Sum, vec![1; 4]).expect_err("NCCL has no such type");
+    assert!(matches!(&error, Error::Unsupported { .. }) && error.to_string().contains("I16"), "{error}");
+    let call = |op, values: Vec<i32>| member.run((Verb::AllReduce, op, 0), None, values, &soon());
+    let error = call(ReduceOp::BitwiseAnd, vec![1; 4]).expect_err("NCCL has no such operation");
+    assert!(matches!(&error, Error::Unsupported { .. }), "{error}");
+    assert!(
+        error.to_string().contains("BITWISE_AND") && error.to_string().contains("host memory"),
+        "{error}"
+    );
+    let bytes = member.arena.device_bytes(0, 0..7).expect("within");
+    let arrays = GpuArrays { dtype: Dtype::F32, input: None, output: Some(&bytes) };
+    let odd = member.mesh.run_on_gpus(Verb::AllReduce, arrays, (ReduceOp::Sum, 0), &soon());
+    assert!(matches!(odd, Err(Error::Invalid { .. })), "{odd:?}");
+    let root = member.mesh.run_on_gpus(Verb::Broadcast, arrays, (ReduceOp::Sum, count), &soon());
+    assert!(matches!(root, Err(Error::Invalid { .. })), "{root:?}");
+    let error = call(ReduceOp::Sum, vec![1; 4 + index]).expect_err("lengths differ");
+    let Error::Disagreed { mine, theirs, .. } = &error else { panic!("{error}") };
+    assert!(mine.contains(&format!("all_reduce of {} ", 4 + index)), "{error}");
+    assert!(theirs.contains("all_reduce of ") && theirs.contains("GPU "), "{error}");
+    assert_eq!(call(ReduceOp::Sum, vec![1; 4]).expect("the group goes on"), [count as i32; 4]);
+    member.close();
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_before_a_gpu_works_and_the_mesh_goes_on() {
+    on_both(2, "ccl.refuse", "", |stand_in, outcomes| {
+        assert_all_succeeded(outcomes);
+        stand_in.assert_nothing_left();
+        assert_eq!(stand_in.count("ncclAllReduce"), 2);
+    });
+}
+
+/// One call, whose error is told; then one that finds the group ended.
+fn once(index: usize, _: usize, _: &str) {
+    let member = Member::new(index);
+    say("inside");
+    let run = |deadline: &Deadline<'_>| {
+        member.run((Verb::AllReduce, ReduceOp::Sum, 0), None, vec![1.0_f32; 9], deadline)
+    };
+    match run(&soon()) {
+        Ok(values) => say(&format!("gave {values:?}")),
+        Err(error) => say(&format!("error {error:?} {}", error.chain())),
+    }
+    if let Err(error) = run(&soon()) {
+        say(&format!("later {}", error.chain()));
+    }
+}
+
+#[test]
+fn a_machine_without_the_library_is_told_to_all_with_the_remedy() {
+    let stand_in = StandIn::new(&nvidia(2, ""));
+    let outcomes = stand_in.apply(Setup::new(2, "ccl.once")).start().finish();
+    assert_all_succeeded(&outcomes);
+    for Outcome { output, .. } in &outcomes {
+        assert!(output.contains("error Unsupported") && output.contains("index 0 on GPU 0 ("), "{output}");
+        assert!(output.contains("install the package nvidia-nccl-cu12"), "{output}");
+    }
+    stand_in.assert_nothing_left();
+}
+
+#[test]
+fn the_vendors_refusal_names_member_and_gpu() {
+    on_both(2, "ccl.once", "fault ncclAllReduce 1 3\n", |stand_in, outcomes| {
+        assert_all_succeeded(outcomes);
+        for (index, Outcome { output, .. }) in outcomes.iter().enumerate() {
+            assert!(
+                output.contains("error Vendor") && output.contains("ncclAllReduce returned 3"),
+                "{output}"
+            );
+            assert!(output.contains(&format!("index {index}: ")), "{output}");
+            assert!(output.contains(&format!(" on GPU {index} (")), "{output}");
+            assert!(output.contains("later "), "{output}");
+        }
+        assert_eq!(stand_in.count("ncclCommAbort"), 2);
+        stand_in.assert_nothing_left();
+    });
+}
+
+/// Member 1 finds another NCCL than member 0.
+fn versions(index: usize, _: usize, argument: &str) {
+    device::set_package_folders(vec![std::path::Path::new(argument).join(index.to_string())]);
+    once(index, 2, "");
+}
+
+#[test]
+fn different_versions_are_told_with_both_members() {
+    let (folder, stand_in) = (Folder::new(), StandIn::new(&nvidia(2, "")));
+    for (index, version) in [(0, 22705), (1, 22304)] {
+        StandIn::wheel(&folder.path().join(index.to_string()), version);
+    }
+    let argument = folder.path().display().to_string();
+    let outcomes = stand_in.apply(Setup::new(2, "ccl.versions").argument(&argument)).start().finish();
+    assert_all_succeeded(&outcomes);
+    for Outcome { output, .. } in &outcomes {
+        assert!(output.contains("error Disagreed"), "{output}");
+        assert!(output.contains("NCCL 2.27.5 (index 0 on GPU 0 ("), "{output}");
+        assert!(output.contains("NCCL 2.23.4 (index 1 on GPU 1 ("), "{output}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_while_the_gpus_work_is_lost_on_the_others() {
+    // The third operation of a stream is the collective: the arena's zeros and the values come before.
+    let stand_in = StandIn::collective(&nvidia(3, "stall work 3 1500\n"), false);
+    let mut run = stand_in.apply(Setup::new(3, "ccl.once")).start();
+    for position in 0..3 {
+        run.wait_for(position, "inside");
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    run.kill(1);
+    let start = Instant::now();
+    let outcomes = run.finish();
+    // A death is promised to be seen within a second.
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}\n{}", start.elapsed(), transcript(&outcomes));
+    for index in [0, 2] {
+        let output = &outcomes[index].output;
+        assert!(outcomes[index].succeeded() && output.contains("error Lost { index: 1"), "{output}");
+        assert!(output.contains("later "), "{output}");
+    }
+}
+
+/// Index 0 waits less long than the GPUs work; the other learns of it.
+fn late(index: usize, _: usize, _: &str) {
+    let member = Member::new(index);
+    let deadline =
+        Deadline::after(if index == 0 { Duration::from_millis(500) } else { Duration::from_secs(20) });
+    let call = (Verb::AllReduce, ReduceOp::Sum, 0);
+    let error = member.run(call, None, vec![1.0_f32; 9], &deadline).expect_err("one has gone");
+    say(&format!("error {error:?}"));
+}
+
+#[test]
+fn a_deadline_that_passes_ends_the_group_on_all_members() {
+    on_both(2, "ccl.late", "stall work 3 2000\n", |stand_in, outcomes| {
+        assert_all_succeeded(outcomes);
+        assert!(outcomes[0].output.contains("error TimedOut"), "{}", outcomes[0].output);
+        assert!(outcomes[1].output.contains("error Lost { index: 0"), "{}", outcomes[1].output);
+        assert_eq!(stand_in.count("ncclCommAbort"), 2);
+        stand_in.assert_nothing_left();
+    });
+}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uform::{Error, Mesh, Result};
 
-const COUNTS: [usize; 4] = [1, 2, 8, 32];
+const COUNTS: [usize; 5] = [1, 2, 8, 32, 64];
 const ROUNDS: usize = 5;
 const MEMBER: &str = "member";
 

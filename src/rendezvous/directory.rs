@@ -337,7 +337,7 @@ impl Met {
                 }
             }
             deadline.check(&stage.name(), || self.attempt.missing(stage, &party.own))?;
-            pace.wait(deadline);
+            pace.wait(deadline, || stage.name())?;
         }
     }
 
@@ -382,7 +382,7 @@ impl Met {
                 return Err(party.fail(self.attempt.leader.lost(&stage.name())));
             }
             deadline.check(&stage.name(), || self.attempt.missing(stage, &party.own))?;
-            pace.wait(deadline);
+            pace.wait(deadline, || stage.name())?;
         }
     }
 

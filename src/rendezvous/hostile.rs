@@ -3,7 +3,7 @@
 use super::record::{
     Claim, Identity, Note, Proposal, Registration, decode_outcome, decode_payload, encode_outcome, split_name,
 };
-use super::{Reason, mpi};
+use super::{Reason, mpi, stored};
 use crate::sys::file;
 use crate::topology::{Introduction, Process};
 
@@ -44,7 +44,12 @@ fn read_payload(bytes: &[u8]) -> Vec<Introduction> {
     let _ = serde_json::from_slice::<Claim>(bytes);
     let _ = serde_json::from_slice::<Note>(bytes);
     let _ = serde_json::from_slice::<Registration>(bytes);
-    let proposal = serde_json::from_slice::<Proposal>(bytes).ok();
+    let proposal = stored::decode(bytes);
+    if let Some(proposal) = &proposal {
+        let stored = stored::encode(proposal).unwrap_or_default();
+        let listed = stored::decode(&stored).map_or(0, |again| again.registrations.len());
+        assert_eq!(listed, proposal.registrations.len());
+    }
     let listed = proposal.iter().flat_map(|proposal| {
         (0..proposal.registrations.len()).filter_map(|index| proposal.introduction(index))
     });
@@ -59,7 +64,7 @@ mod tests {
     use crate::topology::Survey;
 
     /// A proposal of three members on two machines, as a leader writes it.
-    fn proposal() -> Vec<u8> {
+    fn proposal(is_compact: bool) -> Vec<u8> {
         let members = (0..3_u32).map(|index| {
             let survey = Survey {
                 host_name: format!("n{}", index / 2),
@@ -96,14 +101,18 @@ mod tests {
             surveys.insert(registration.survey.clone(), serde_json::from_str(&survey).expect("text"));
             registrations.push(registration);
         }
-        serde_json::to_vec(&Proposal { registrations, surveys }).expect("text")
+        let proposal = Proposal { registrations, surveys };
+        let stored = if is_compact { stored::encode(&proposal) } else { serde_json::to_vec(&proposal) };
+        stored.expect("text")
     }
 
     #[test]
     fn a_whole_proposal_is_read() {
-        let found = read(&proposal());
-        assert_eq!(found.iter().map(|one| one.process.pid).collect::<Vec<_>>(), [10, 11, 12]);
-        assert_eq!(found[2].survey.host_name, "n1");
+        for is_compact in [false, true] {
+            let found = read(&proposal(is_compact));
+            assert_eq!(found.iter().map(|one| one.process.pid).collect::<Vec<_>>(), [10, 11, 12]);
+            assert_eq!(found[2].survey.host_name, "n1");
+        }
     }
 
     #[test]
@@ -122,9 +131,10 @@ mod tests {
         #[test]
         fn a_proposal_with_bytes_changed_is_read_or_refused(
             changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
+            is_compact in any::<bool>(),
             cut in any::<Option<proptest::sample::Index>>(),
         ) {
-            let mut bytes = proposal();
+            let mut bytes = proposal(is_compact);
             for (position, byte) in changes {
                 let position = position.index(bytes.len());
                 bytes[position] = byte;

@@ -8,6 +8,7 @@ pub mod memory;
 pub mod mpi;
 mod reason;
 mod record;
+mod stored;
 
 pub(crate) use reason::Reason;
 

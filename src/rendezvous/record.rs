@@ -66,7 +66,7 @@ pub(super) struct Note {
 }
 
 /// One member's registration; its survey is stored apart.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Registration {
     pub(super) identity: Identity,
     pub(super) survey: String,
@@ -74,7 +74,7 @@ pub(super) struct Registration {
 }
 
 /// The proposed roster: registrations by index, and each distinct survey once.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Proposal {
     pub(super) registrations: Vec<Registration>,
     pub(super) surveys: BTreeMap<String, serde_json::Value>,

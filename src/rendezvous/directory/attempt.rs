@@ -4,6 +4,7 @@ use crate::error::{Missing, Result};
 use crate::rendezvous::record::{
     self, Identity, Life, OUTCOME_LIMIT, Outcome, Proposal, Registration, split_name,
 };
+use crate::rendezvous::stored;
 use crate::sys::Deadline;
 use crate::sys::file;
 
@@ -144,7 +145,7 @@ impl Attempt {
     /// The proposed roster, which a listing showed.
     pub(super) fn proposal(&self) -> Result<Option<Proposal>> {
         let bytes = self.decision.read(ROSTER, OUTCOME_LIMIT)?;
-        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        Ok(bytes.and_then(|bytes| stored::decode(&bytes)))
     }
 
     /// Who has not come to `stage`, with the last word of each.

@@ -88,27 +88,42 @@ pub(super) fn read_as<T: serde::de::DeserializeOwned>(folder: &Folder, name: &st
 /// How long to sleep between two looks: short at first, longer while nothing happens.
 #[derive(Debug)]
 pub(super) struct Pace {
+    first: Duration,
     next: Duration,
     limit: Duration,
 }
 
 impl Pace {
-    const FIRST: Duration = Duration::from_micros(200);
-
+    /// Both ends grow with the count, so that the number of looks hardly does.
     pub(super) fn new(count: usize) -> Self {
         let members = u64::try_from(count).unwrap_or(u64::MAX);
-        let limit = Duration::from_micros(10_000_u64.saturating_add(members.saturating_mul(100)));
-        Self { next: Self::FIRST, limit }
+        let grown =
+            |least: u64, each: u64| Duration::from_micros(least.saturating_add(members.saturating_mul(each)));
+        let first = grown(200, 5);
+        Self { first, next: first, limit: grown(10_000, 100) }
     }
 
     /// Something happened: look again soon.
     pub(super) fn hurry(&mut self) {
-        self.next = Self::FIRST;
+        self.next = self.first;
     }
 
-    pub(super) fn wait(&mut self, deadline: &Deadline<'_>) {
-        deadline.sleep(self.next.min(deadline.pause()));
+    /// Sleeps, asking for an interrupt as often as every wait does: with many members a pause is longer than that.
+    ///
+    /// # Errors
+    /// `Interrupted`, naming the phase.
+    pub(super) fn wait(&mut self, deadline: &Deadline<'_>, phase: impl Fn() -> String) -> Result<()> {
+        let end = deadline.waited().saturating_add(self.next);
         self.next = (self.next * 3 / 2).min(self.limit);
+        loop {
+            let rest = end.saturating_sub(deadline.waited());
+            deadline.sleep(rest.min(deadline.pause()));
+            // A clock need not tell less than a microsecond.
+            if deadline.passed() || end.saturating_sub(deadline.waited()) < Duration::from_micros(1) {
+                return Ok(());
+            }
+            deadline.check_interrupt_of(&phase)?;
+        }
     }
 }
 
@@ -117,18 +132,25 @@ impl Pace {
 pub(super) struct Watch {
     /// The time waited so far when it was looked for last.
     last: Duration,
+    interval: Duration,
 }
 
 impl Watch {
     const INTERVAL: Duration = Duration::from_millis(100);
 
     pub(super) fn new(deadline: &Deadline<'_>) -> Self {
-        Self { last: deadline.waited() }
+        Self { last: deadline.waited(), interval: Self::INTERVAL }
+    }
+
+    /// For a look that lists everybody: the more there are, the rarer.
+    pub(super) fn of_all(count: usize, deadline: &Deadline<'_>) -> Self {
+        let more = Duration::from_millis(u64::try_from(count).unwrap_or(u64::MAX));
+        Self { interval: Self::INTERVAL.saturating_add(more), ..Self::new(deadline) }
     }
 
     pub(super) fn is_due(&mut self, deadline: &Deadline<'_>) -> bool {
         let now = deadline.waited();
-        let due = now.saturating_sub(self.last) >= Self::INTERVAL;
+        let due = now.saturating_sub(self.last) >= self.interval;
         if due {
             self.last = now;
         }

@@ -10,6 +10,7 @@ use super::job::{Job, Pace, Watch, epochs, read_as};
 use crate::error::{Error, Result};
 use crate::rendezvous::reason::Reason;
 use crate::rendezvous::record::{Claim, Identity, Life, Proposal, RECORD_LIMIT, Registration, split_name};
+use crate::rendezvous::stored;
 use crate::sys::Deadline;
 use crate::sys::file;
 
@@ -125,10 +126,10 @@ fn challenge(party: &Party, epoch: u64, deadline: &Deadline<'_>) -> Result<Optio
             _ if gone || silent => break Ok(Some(earlier.clone())),
             _ => {}
         }
-        if let Err(error) = deadline.check_interrupt(ELECTION) {
+        let waited = deadline.check_interrupt(ELECTION);
+        if let Err(error) = waited.and_then(|()| pace.wait(deadline, || ELECTION.to_owned())) {
             break Err(error);
         }
-        pace.wait(deadline);
     };
     job.leader.remove(&question);
     job.leader.remove(&answer);
@@ -176,7 +177,8 @@ pub(super) fn disturbance(party: &Party, attempt: &Attempt, stage: Stage<'_>) ->
 /// Gathers all registrations, proposes the roster, and commits it once all have acknowledged.
 pub(super) fn lead(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<(Proposal, Vec<u8>)> {
     let proposal = gather(party, attempt, deadline)?;
-    let bytes = serde_json::to_vec(&proposal).unwrap_or_default();
+    // Strings, numbers and lists always have a text.
+    let bytes = stored::encode(&proposal).unwrap_or_default();
     let proposed = insist(deadline, ELECTION, || attempt.decision.create(ROSTER, &bytes));
     proposed.map_err(|error| if file::is_absent(&error) { removed(party, attempt) } else { error })?;
     collect(party, attempt, &proposal, deadline)?;
@@ -249,10 +251,11 @@ fn gather(party: &Party, attempt: &Attempt, deadline: &Deadline<'_>) -> Result<P
             party.check_deaths(members.values().map(|one| &one.identity), stage)?;
         }
         deadline.check(&stage.name(), || attempt.missing(stage, &party.own))?;
-        if members.len() > before {
+        // Every look lists all who came: it is worth one soon only where many came at once.
+        if 8 * (members.len() - before) >= count {
             pace.hurry();
         }
-        pace.wait(deadline);
+        pace.wait(deadline, || stage.name())?;
     }
 }
 
@@ -282,6 +285,7 @@ fn collect(party: &Party, attempt: &Attempt, proposal: &Proposal, deadline: &Dea
     let expected: BTreeSet<String> = waited_for.iter().cloned().chain([own_name]).collect();
     let mut pace = Pace::new(party.own.count);
     let mut watch = Watch::new(deadline);
+    let mut watch_for_late = Watch::of_all(party.own.count, deadline);
     loop {
         check_abort(party, attempt)?;
         for name in file::settled(attempt.acknowledged.list())?.unwrap_or_default() {
@@ -302,6 +306,8 @@ fn collect(party: &Party, attempt: &Attempt, proposal: &Proposal, deadline: &Dea
                     .filter(|one| waited_for.contains(&super::attempt::member_name(one))),
                 stage,
             )?;
+        }
+        if watch_for_late.is_due(deadline) {
             // One that came after the roster was proposed has an index that is taken.
             for name in file::settled(attempt.members.list())?.unwrap_or_default() {
                 if !expected.contains(&name)
@@ -314,6 +320,6 @@ fn collect(party: &Party, attempt: &Attempt, proposal: &Proposal, deadline: &Dea
             }
         }
         deadline.check(&stage.name(), || attempt.missing(stage, &party.own))?;
-        pace.wait(deadline);
+        pace.wait(deadline, || stage.name())?;
     }
 }

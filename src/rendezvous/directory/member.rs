@@ -15,6 +15,8 @@ use crate::sys::file;
 pub(super) struct Following {
     pub(super) attempt: Attempt,
     acknowledged: bool,
+    /// The roster that was acknowledged; an attempt has one, created once.
+    proposal: Option<Proposal>,
     /// What was found that belongs to an earlier run or to another process with this index.
     foreign: Option<Reason>,
     /// Whether the attempt was removed, which only happens once nobody alive is believed to be in it.
@@ -67,7 +69,13 @@ pub(super) fn follow(
                 if let Some(old) = following.take() {
                     old.attempt.leave(&party.job, &party.own, &[]);
                 }
-                *following = Some(Following { attempt, acknowledged: false, foreign: None, is_gone: false });
+                *following = Some(Following {
+                    attempt,
+                    acknowledged: false,
+                    proposal: None,
+                    foreign: None,
+                    is_gone: false,
+                });
                 pace.hurry();
                 continue;
             }
@@ -104,7 +112,7 @@ pub(super) fn follow(
                 })?;
             }
         }
-        pace.wait(deadline);
+        pace.wait(deadline, || Stage::Registration.name())?;
     }
 }
 
@@ -130,7 +138,11 @@ fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<
     if has(&MEETING.to_string()) {
         match attempt.decided(MEETING)? {
             Some(Ok(mut payloads)) => {
-                let Some(proposal) = attempt.proposal()? else { return Ok(None) };
+                let known = current.proposal.take();
+                let Some(proposal) = known.map_or_else(|| attempt.proposal(), |known| Ok(Some(known)))?
+                else {
+                    return Ok(None);
+                };
                 if lists(&proposal, party) {
                     return Ok(payloads.pop().map(|key| (proposal, key)));
                 }
@@ -156,6 +168,7 @@ fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<
         && file::settled(attempt.acknowledged.create(&member_name(&party.own), b""))?.is_some()
     {
         current.acknowledged = true;
+        current.proposal = Some(proposal);
     }
     Ok(None)
 }

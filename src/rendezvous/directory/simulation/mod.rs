@@ -371,7 +371,17 @@ fn search(case: Case, seeds: u64, planted: Option<Planted>) -> Option<String> {
 
 #[test]
 fn no_schedule_makes_two_runs_or_half_a_run() {
-    let seeds = 100;
+    play_all(100);
+}
+
+/// For a change of the protocol.
+#[test]
+#[ignore = "takes minutes"]
+fn none_of_many_schedules_does() {
+    play_all(2500);
+}
+
+fn play_all(seeds: u64) {
     for case in CASES {
         let started = std::time::Instant::now();
         if let Some(found) = search(case, seeds, None) {
@@ -406,8 +416,8 @@ fn planted_faults_are_found() {
     }
 }
 
-/// Of so many members that meet in calm weather: files created, and files opened.
-fn cost(count: usize) -> [u64; 2] {
+/// What so many members do together who meet in calm weather, eight on a host.
+fn cost(count: usize) -> Counts {
     let weather = Weather { switching: 100, ..Weather::default() };
     let task = |index: usize| Task {
         host: index / 8,
@@ -416,19 +426,44 @@ fn cost(count: usize) -> [u64; 2] {
         interrupted: None,
         stopped: None,
     };
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_secs(600);
     let actor = |index| Actor { index, start: 0, task: task(index), limit, is_unique: true, lives: true };
     let played = play(1, &Script { count, weather, actors: (0..count).map(actor).collect() });
     assert!(played.endings.iter().all(|(ending, _)| matches!(ending, Ending::Formed { .. })));
-    [played.counts.created, played.counts.opened]
+    played.counts
 }
 
 #[test]
-fn files_grow_with_the_count() {
-    let costs = [16, 64, 256].map(|count| (count, cost(count)));
-    for pair in costs.windows(2) {
-        let ([created, opened], before) = (pair[1].1, pair[0].1);
-        // Four times the members.
-        assert!(created <= 5 * before[0] && opened <= 5 * before[1], "{costs:?}");
+fn work_grows_with_the_count() {
+    for count in [64, 512] {
+        let counts = cost(count);
+        println!("{count} members: {counts:?}");
+        // Of each member, however many there are.
+        let limits = [
+            ("created", counts.created, 12),
+            ("opened", counts.opened, 60),
+            ("listings", counts.listings, 70),
+            ("entries", counts.entries, 130),
+            ("written bytes", counts.written_bytes, 4000),
+            // Every member reads about every other: of each pair.
+            ("bytes read, of each member", counts.read_bytes / count as u64, 200 * count as u64),
+        ];
+        for (name, value, limit) in limits {
+            let each = value / if name.starts_with("bytes read") { 1 } else { count as u64 };
+            assert!(each <= limit, "{name}: {each} for each of {count}, {counts:?}");
+        }
+    }
+}
+
+/// Run by `make bench`: a line for each count.
+#[test]
+#[ignore = "measures, and takes a minute"]
+fn scale() {
+    // More do not fit: every one of n members holds a roster of n.
+    for count in [64, 512, 1024] {
+        let started = std::time::Instant::now();
+        let counts = cost(count);
+        let seconds = started.elapsed().as_secs_f64();
+        println!("scale {count} {seconds:.2} {counts:?}");
     }
 }

@@ -75,7 +75,13 @@ struct Running {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) created: u64,
+    /// Files and folders.
     pub(super) opened: u64,
+    pub(super) listings: u64,
+    /// Names that listings gave.
+    pub(super) entries: u64,
+    pub(super) read_bytes: u64,
+    pub(super) written_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -442,6 +448,7 @@ impl Place for Open {
 
     fn open(&self, name: &str) -> Result<Folder> {
         let mut state = self.step(name)?;
+        state.counts.opened += 1;
         let node = self.look_up(&mut state, name).ok_or_else(|| self.failed(name, ABSENT))?;
         if state.removed[node] && state.draw(2) == 0 {
             return Err(self.failed(name, STALE));
@@ -469,6 +476,8 @@ impl Place for Open {
         let host = self.host(&state);
         let names: Vec<String> =
             state.view(self.node, host, true).into_keys().filter(|name| !name.starts_with('.')).collect();
+        state.counts.listings += 1;
+        state.counts.entries += names.len() as u64;
         if names.is_empty() && state.removed[self.node] {
             let code = if state.draw(2) == 0 { STALE } else { ABSENT };
             return Err(self.failed("", code));
@@ -486,6 +495,7 @@ impl Place for Open {
         }
         let Node::File(bytes) = &state.nodes[node] else { return Ok(None) };
         let bytes = Arc::clone(bytes);
+        state.counts.read_bytes += bytes.len() as u64;
         Ok((bytes.len() <= limit).then(|| bytes.to_vec()))
     }
 
@@ -494,6 +504,7 @@ impl Place for Open {
         {
             let mut state = self.step(name)?;
             state.counts.created += 1;
+            state.counts.written_bytes += payload.len() as u64;
             let node = Self::new_node(&mut state, Node::File(Arc::new(payload.to_vec())));
             self.link(&mut state, &private, node)?;
         }

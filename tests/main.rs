@@ -23,6 +23,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::limits::ROLES,
     failure::mesh::ROLES,
     failure::network::ROLES,
+    failure::nfs_like::ROLES,
     failure::rendezvous::ROLES,
     failure::shrink::ROLES,
     failure::soak::ROLES,

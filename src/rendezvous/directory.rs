@@ -80,7 +80,7 @@ impl Party {
         };
         let (registration, survey) = Registration::of(&own, &meeting.introduction)
             .map_err(|error| refuse("introduction", &meeting.index, error.to_string()))?;
-        let root = ground.root(&meeting.directory)?;
+        let root = insist(deadline, "rendezvous, opening the directory", || ground.root(&meeting.directory))?;
         let own = Own::new(own, ground);
         let folder_name = job_folder(&meeting.job);
         if meeting.index == 0 {

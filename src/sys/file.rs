@@ -297,8 +297,10 @@ impl Folder {
         match fs::linkat(&self.handle, private, &self.handle, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(errno) => {
-                // The answer of a server may be lost after it has linked: two names of the file tell.
-                let status = fs::statat(&self.handle, private, AtFlags::SYMLINK_NOFOLLOW);
+                // The answer of a server may be lost after it has linked: two names of the file tell. It is opened, since
+                // NFS answers from what it remembers unless a file is opened.
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let status = fs::openat(&self.handle, private, flags, Mode::empty()).and_then(fs::fstat);
                 match status {
                     Ok(status) if status.st_nlink == 2 => Ok(true),
                     _ if errno == Errno::EXIST => Ok(false),

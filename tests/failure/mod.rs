@@ -7,6 +7,7 @@ pub(crate) mod fork;
 pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;
+pub(crate) mod nfs_like;
 pub(crate) mod rendezvous;
 pub(crate) mod shrink;
 pub(crate) mod soak;

@@ -31,7 +31,7 @@ fn member(index: usize, count: usize, argument: &str) {
     };
     let timeout: f64 = word("timeout").map_or(LONG, |text| text.parse().expect("a number"));
     let deadline = Deadline::after_seconds(timeout, LONG, "timeout").expect("a timeout");
-    let meeting = Meeting {
+    let mut meeting = Meeting {
         directory: std::env::var_os("UFORM_DIRECTORY").expect("set by the harness").into(),
         job: "job".into(),
         attempt_is_unique: word("unique").is_some(),
@@ -39,8 +39,12 @@ fn member(index: usize, count: usize, argument: &str) {
         count: word("count").map_or(count, |text| text.parse().expect("a number")),
         introduction: introduction(index),
     };
+    if word("hosts") == Some("apart") {
+        meeting.introduction.process.boot_id = format!("host of {index}");
+    }
     stops("started");
     let finished = directory::meet(meeting, &deadline).and_then(|mut exchange| {
+        say(&format!("in {}", exchange.roster().run));
         stops("met");
         for phase in ["findings", "ready"] {
             let all = exchange.exchange(phase, &index.to_le_bytes(), &deadline)?;

@@ -5,6 +5,7 @@
 //! its process group, and the test fails with what each of them printed.
 
 pub(crate) mod network;
+pub(crate) mod nfs_like;
 pub(crate) mod stand_in;
 
 use std::ffi::OsString;

@@ -39,7 +39,7 @@ impl StandIn {
     /// With some of the libraries, compiled with these flags.
     pub(crate) fn with(answers: &str, names: &[&str], flags: &[&str]) -> Self {
         let folder = Folder::new();
-        let library = build(flags);
+        let library = build("stand_in", flags);
         for name in names {
             symlink(&library, folder.path().join(name)).expect("the folder is writable");
         }
@@ -79,9 +79,9 @@ impl StandIn {
     }
 }
 
-/// The library for these flags, compiled where no test has done so before.
-fn build(flags: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/stand_in");
+/// The library of a folder of `tests/c` for these flags, compiled where no test has done so before.
+pub(super) fn build(name: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let mut files = fs::read_dir(&source).expect("it is of the repository").flatten();
     let mut files = files.by_ref().map(|entry| entry.path()).collect::<Vec<_>>();
     files.sort();
@@ -91,10 +91,10 @@ fn build(flags: &[&str]) -> PathBuf {
         fs::read(file).expect("it is of the repository").hash(&mut hasher);
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let library = folder.join(format!("stand-in-{:016x}.so", hasher.finish()));
+    let library = folder.join(format!("{name}-{:016x}.so", hasher.finish()));
     if !library.exists() {
         // Put there when it is whole, and only once: to a process that runs, another file would be another library.
-        let fresh = folder.join(format!("stand-in-{}.so", std::process::id()));
+        let fresh = folder.join(format!("{name}-{}.so", std::process::id()));
         let sources = files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "c"));
         let status = Command::new("cc")
             .args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"])
@@ -103,7 +103,7 @@ fn build(flags: &[&str]) -> PathBuf {
             .args(flags)
             .args(sources)
             .status();
-        assert!(status.expect("a C compiler can be run").success(), "the stand-in must compile");
+        assert!(status.expect("a C compiler can be run").success(), "{name} must compile");
         let put = fs::hard_link(&fresh, &library);
         fs::remove_file(&fresh).expect("the folder is writable");
         assert!(put.is_ok() || library.exists(), "{put:?}");

@@ -105,11 +105,13 @@ fn challenge(party: &Party, epoch: u64, deadline: &Deadline<'_>) -> Result<Optio
     let mut pace = Pace::new(party.own.count);
     let outcome = loop {
         let names = match file::settled(job.leader.list()) {
-            Ok(names) => names.unwrap_or_default(),
+            Ok(names) => names,
             Err(error) => break Err(error),
         };
-        let there = names.contains(&epoch.to_string());
-        let answered = names.contains(&answer);
+        // A listing that failed for now does not say that the earlier leader left.
+        let shows =
+            |name: &String, unknown: bool| names.as_ref().map_or(unknown, |names| names.contains(name));
+        let (there, answered) = (shows(&epoch.to_string(), true), shows(&answer, false));
         let silent = patience.passed();
         let gone = earlier.as_ref().is_some_and(|claim| party.own.life_of(&claim.identity) == Life::Dead);
         match &earlier {

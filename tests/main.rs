@@ -20,6 +20,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::communicator::ROLES,
     failure::device::ROLES,
     failure::fork::ROLES,
+    failure::hosts::ROLES,
     failure::limits::ROLES,
     failure::mesh::ROLES,
     failure::network::ROLES,

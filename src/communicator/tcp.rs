@@ -226,10 +226,11 @@ impl TcpCommunicator {
             }
             let lagging = lagging.into_iter().filter(|seat| heard[*seat].calls.is_empty());
             for seat in lagging {
-                let peer = self.peers[seat].as_ref();
-                let gone =
-                    peer.and_then(|peer| peer.gone(&heard[seat], watch.sequence, &watch.phase, self.silence));
-                if let Some(error) = gone {
+                let Some(peer) = &self.peers[seat] else { continue };
+                // Why it left comes before that it closed: both may have been heard at once.
+                let cause = self.cause(peer, &heard[seat], watch.sequence);
+                let gone = || peer.gone(&heard[seat], watch.sequence, &watch.phase, self.silence);
+                if let Some(error) = cause.or_else(gone) {
                     return Err(error);
                 }
             }

@@ -121,6 +121,30 @@ impl Members {
         Ok(all.iter().fold(0.0, |sum, [bits]| sum + f64::from_bits(*bits)))
     }
 
+    /// Everybody's number, in the order of seats.
+    pub(crate) fn numbers(&self, number: u64, deadline: &Deadline<'_>) -> Result<Vec<u64>> {
+        let all = self.all_gather([number], deadline)?;
+        Ok(all.into_iter().map(|[number]| number).collect())
+    }
+
+    /// Passes bytes from every member to every other: so many to and from each seat, one after the other.
+    pub(crate) fn pass(
+        &self,
+        input: Span<'_>,
+        given: &[usize],
+        output: SpanMut<'_>,
+        taken: &[usize],
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        let call = Call::new(Verb::AllToAll, Dtype::U8, ReduceOp::Sum, 0, Some(input), output);
+        self.0.run(call.counted(given, Some(taken)), deadline)
+    }
+
+    /// Takes the bytes of index 0.
+    pub(crate) fn broadcast(&self, output: SpanMut<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        self.run(Verb::Broadcast, Dtype::U8, None, output, deadline)
+    }
+
     /// Waits until all members are here.
     pub(crate) fn fence(&self, deadline: &Deadline<'_>) -> Result<()> {
         self.run(Verb::Barrier, Dtype::U8, None, SpanMut::empty(), deadline)

@@ -2,13 +2,14 @@
 //!
 //! On a host one copy of the parameters serves all processes. Each member writes gradients into its own part of an arena
 //! that the others read directly, and owns a shard of all parameters: it alone reduces and updates it, and it alone
-//! keeps the optimizer's state for it.
+//! keeps the optimizer's state for it. Between hosts each has such a copy, and `host` says what crosses.
 
 mod agreement;
 mod bucket;
 mod deferred;
 #[cfg(test)]
 mod fake;
+mod host;
 mod optimizer;
 mod step;
 mod storage;
@@ -28,6 +29,7 @@ use crate::vocabulary::{Dtype, Verb};
 
 use agreement::{Contribution, Entry, Members, pack, unpack};
 use bucket::{ALIGNMENT, Layout, Region, Shape};
+use host::{Crossing, Hosts};
 use optimizer::Buffer;
 
 pub use deferred::DeferredTrainer;
@@ -147,20 +149,6 @@ fn check_dtype<T: Element>(dtype: Dtype) -> Result<()> {
     Err(Error::invalid("element type", T::DTYPE, "argument", format!("the array is of {dtype}")))
 }
 
-/// Refuses a group of several hosts: on all members alike, since each of them lacks the memory of some other.
-fn check_shared(gradients: &dyn SharedArena, count: usize) -> Result<()> {
-    match (0..count).find(|seat| gradients.part(*seat).is_none()) {
-        None => Ok(()),
-        Some(other) => Err(Error::unsupported(
-            "a trainer over several hosts",
-            format!(
-                "its members read each other's gradients in shared memory, and index {other} is on another host; call \
-                 all_reduce on the gradients and update the parameters in each process"
-            ),
-        )),
-    }
-}
-
 fn no_part(seat: usize) -> Error {
     Error::Closed { what: "trainer".to_owned(), why: format!("its memory has no part of index {seat}") }
 }
@@ -186,6 +174,8 @@ struct Shard {
 struct Progress {
     updates: u64,
     shards: Vec<Shard>,
+    /// What goes to other hosts and comes from them.
+    crossing: Crossing,
     /// While `edit` is open: where this member's writes go.
     edited: Option<Arc<dyn SharedArena>>,
 }
@@ -234,6 +224,7 @@ pub struct Trainer {
 
 struct Core {
     members: Members,
+    hosts: Hosts,
     layout: Layout,
     names: Vec<String>,
     optimizer: Optimizer,
@@ -278,7 +269,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// As [`Trainer::open`], on a group whose members all share memory, without an executor.
+    /// As [`Trainer::open`], on a bare group, without an executor.
     ///
     /// # Errors
     /// As [`Trainer::open`].
@@ -298,11 +289,19 @@ impl Trainer {
         let (seat, count) = (members.seat(), members.count());
         // An arena of nothing would have no address: parameters without elements still have one.
         let byte_count = layout.byte_count.max(ALIGNMENT);
-        let values = members.arena(if seat == 0 { byte_count } else { 0 }, deadline)?;
         let gradients = members.arena(byte_count, deadline)?;
-        check_shared(&*gradients, count)?;
+        let visible = (0..count).filter(|seat| gradients.part(*seat).is_some()).collect::<Vec<_>>();
+        let hosts = Hosts::agree(&members, &visible, deadline)?;
+        // One copy on each host.
+        let values = members.arena(if seat == hosts.first() { byte_count } else { 0 }, deadline)?;
         let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
-        let (shards, _) = members.outcome(shards, |_| Vec::new(), deadline)?;
+        let opened = shards.and_then(|shards| Ok((shards, Crossing::open(&hosts, &layout, seat, count)?)));
+        let ((shards, crossing), _) = members.outcome(opened, |_| Vec::new(), deadline)?;
+        if !hosts.is_one() {
+            // A group that is too large for this call says so now, and not in its first step.
+            let nothing = vec![0; count];
+            members.pass(Span::empty(), &nothing, SpanMut::empty(), &nothing, deadline)?;
+        }
         let core = Core {
             names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
             layout,
@@ -310,9 +309,10 @@ impl Trainer {
             clip_norm,
             parameters: values,
             gradients,
-            progress: Mutex::new(Progress { updates: 0, shards, edited: None }),
+            progress: Mutex::new(Progress { updates: 0, shards, crossing, edited: None }),
             closed: Mutex::new(None),
             members,
+            hosts,
         };
         let trainer = Self { mesh: None, is_admitted: false, core: Arc::new(core) };
         if seat == 0 {
@@ -324,6 +324,7 @@ impl Trainer {
             }
         }
         trainer.core.members.fence(deadline)?;
+        trainer.spread_parameters(deadline)?;
         Ok(trainer)
     }
 
@@ -338,7 +339,7 @@ impl Trainer {
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn parameter(&self, name: &str) -> Result<View> {
-        Ok(View(self.place(name, &self.core.parameters, 0)?))
+        Ok(View(self.place(name, &self.core.parameters, self.core.hosts.first())?))
     }
 
     /// This member's gradient of a parameter: written by the user before each `step`, and left as it is by it.
@@ -375,10 +376,11 @@ impl Trainer {
         self.enter(Entry::Edit, progress.updates, None, deadline)?;
         let own_part = self.core.members.seat() != 0;
         let edited = (|| {
-            let byte_count = part(&*self.core.parameters, 0)?.byte_count();
-            let copy = self.core.members.arena(if own_part { byte_count } else { 0 }, deadline)?;
+            let parameters = part(&*self.core.parameters, self.core.hosts.first())?;
+            let byte_count = if own_part { parameters.byte_count() } else { 0 };
+            let copy = self.core.members.arena(byte_count, deadline)?;
             if own_part {
-                part_mut(&*copy, self.core.members.seat())?.copy_from(part(&*self.core.parameters, 0)?)?;
+                part_mut(&*copy, self.core.members.seat())?.copy_from(parameters)?;
             }
             // Index 0 may write from here on: the others have copied.
             self.core.members.fence(deadline)?;
@@ -408,7 +410,7 @@ impl Trainer {
         let mut progress = self.hold(Entry::EndEdit, deadline)?;
         self.enter(Entry::EndEdit, progress.updates, None, deadline)?;
         progress.edited = None;
-        Ok(())
+        self.broken(self.spread_parameters(deadline))
     }
 
     /// Where a parameter lies in an arena.

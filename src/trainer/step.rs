@@ -1,4 +1,4 @@
-//! One step: weights agreed, shards reduced from the peers' gradients, parameters updated, all together.
+//! One step: weights agreed, shards reduced from all gradients, parameters updated, all together.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::Dtype;
 
 use super::agreement::{Contribution, Entry};
+use super::host::Sums;
 use super::optimizer::Buffer;
-use super::{Shard, Trainer, part, part_mut};
+use super::{Progress, Shard, Trainer, part, part_mut};
 
 /// Bytes that are worked on between two looks at the deadline.
 const PIECE: usize = 1 << 20;
@@ -99,33 +100,11 @@ impl Trainer {
         let shares = all.iter().map(|member| member.weight / total).collect::<Vec<_>>();
         let mut skipped = all.iter().any(|member| member.weight > 0.0 && !member.finite);
         let mut gradient_norm = None;
-        let progress = &mut *progress;
         if !skipped {
-            let update = progress.updates.saturating_add(1);
-            let rule = Rule { optimizer: &self.core.optimizer, update };
-            match self.core.clip_norm {
-                None => {
-                    self.broken(self.update_shards(kernels, &mut progress.shards, rule, &shares, deadline))?
-                }
-                Some(limit) => {
-                    let squares =
-                        self.broken(self.reduce_shards(kernels, &mut progress.shards, &shares, deadline))?;
-                    let squares = watch.time(|| self.core.members.sum(squares, deadline));
-                    let norm = self.broken(squares)?.sqrt();
-                    gradient_norm = Some(norm);
-                    skipped = !norm.is_finite();
-                    if !skipped {
-                        let scale = (limit / (norm + NORM_GUARD)).min(1.0);
-                        let updated =
-                            update_from_reduced(self, kernels, &mut progress.shards, rule, scale, deadline);
-                        self.broken(updated)?;
-                    }
-                }
-            }
+            let apply = self.apply(kernels, &mut progress, &shares, &mut watch, deadline);
+            (gradient_norm, skipped) = self.broken(apply)?;
         }
         if !skipped {
-            let fence = watch.time(|| self.core.members.fence(deadline));
-            self.broken(fence)?;
             progress.updates = progress.updates.saturating_add(1);
         }
         Ok(StepReport {
@@ -136,6 +115,44 @@ impl Trainer {
             communication_seconds: watch.0.as_secs_f64(),
             seconds: start.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Reduces and updates: the norm of the gradient, and whether nothing was updated because of it.
+    fn apply(
+        &self,
+        kernels: Table,
+        progress: &mut Progress,
+        shares: &[f64],
+        watch: &mut Watch,
+        deadline: &Deadline<'_>,
+    ) -> Result<(Option<f64>, bool)> {
+        let update = progress.updates.saturating_add(1);
+        let rule = Rule { optimizer: &self.core.optimizer, update };
+        let Progress { shards, crossing, .. } = progress;
+        let sums = if self.core.hosts.is_one() {
+            None
+        } else {
+            Some(watch.time(|| self.cross_gradients(kernels, crossing, shares, deadline))?)
+        };
+        let mut gradient_norm = None;
+        match self.core.clip_norm {
+            None => self.update_shards(kernels, shards, rule, (sums.as_ref(), shares), deadline)?,
+            Some(limit) => {
+                let squares = self.reduce_shards(kernels, shards, (sums.as_ref(), shares), deadline)?;
+                let norm = watch.time(|| self.core.members.sum(squares, deadline))?.sqrt();
+                gradient_norm = Some(norm);
+                if !norm.is_finite() {
+                    return Ok((gradient_norm, true));
+                }
+                let scale = (limit / (norm + NORM_GUARD)).min(1.0);
+                update_from_reduced(self, kernels, shards, rule, scale, deadline)?;
+            }
+        }
+        watch.time(|| {
+            self.cross_parameters(crossing, deadline)?;
+            self.core.members.fence(deadline)
+        })?;
+        Ok((gradient_norm, false))
     }
 
     fn own_gradients_are_finite(&self, kernels: Table, deadline: &Deadline<'_>) -> Result<bool> {
@@ -152,29 +169,21 @@ impl Trainer {
         Ok(true)
     }
 
-    /// The gradients of all members that count, for a range of bytes.
-    fn sources(&self, shares: &[f64], bytes: &Range<usize>) -> Result<Vec<Source<'_>>> {
-        let counting = shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
-        let source = |(seat, share): (usize, &f64)| {
-            let gradients = part(&*self.core.gradients, seat)?.part(bytes.clone())?;
-            Ok(Source { share: *share, gradients })
-        };
-        counting.map(source).collect()
-    }
-
     /// Reduces and updates in one pass.
     fn update_shards(
         &self,
         kernels: Table,
         shards: &mut [Shard],
         rule: Rule<'_>,
-        shares: &[f64],
+        (sums, shares): (Option<&Sums<'_>>, &[f64]),
         deadline: &Deadline<'_>,
     ) -> Result<()> {
+        let mut offset = 0;
         for shard in shards {
             for piece in pieces(shard.bytes.clone()) {
                 deadline.check("trainer.step", Vec::new)?;
-                let sources = self.sources(shares, &piece)?;
+                let sources = self.sources(sums, shares, &piece, offset)?;
+                offset += piece.len();
                 self.update_piece(kernels, shard.split().0, rule, &sources, piece)?;
             }
         }
@@ -186,15 +195,16 @@ impl Trainer {
         &self,
         kernels: Table,
         shards: &mut [Shard],
-        shares: &[f64],
+        (sums, shares): (Option<&Sums<'_>>, &[f64]),
         deadline: &Deadline<'_>,
     ) -> Result<f64> {
-        let mut squares = 0.0;
+        let (mut squares, mut offset) = (0.0, 0);
         for shard in shards {
             let Some(reduced) = &mut shard.reduced else { continue };
             for piece in pieces(shard.bytes.clone()) {
                 deadline.check("trainer.step", Vec::new)?;
-                let sources = self.sources(shares, &piece)?;
+                let sources = self.sources(sums, shares, &piece, offset)?;
+                offset += piece.len();
                 let mut whole = reduced.span_mut();
                 let mut target = whole.part(below(&piece, shard.bytes.start))?;
                 squares += kernels.weighted_sum(shard.region.dtype, &sources, &mut target)?;
@@ -211,7 +221,7 @@ impl Trainer {
         sources: &[Source<'_>],
         piece: Range<usize>,
     ) -> Result<()> {
-        let mut parameters = part_mut(&*self.core.parameters, 0)?;
+        let mut parameters = part_mut(&*self.core.parameters, self.core.hosts.first())?;
         let mut parameters = parameters.part(piece.clone())?;
         let mut wholes = owned.states.iter_mut().map(Buffer::span_mut).collect::<Vec<_>>();
         let range = below(&piece, owned.start);
@@ -246,7 +256,8 @@ fn below(range: &Range<usize>, start: usize) -> Range<usize> {
     range.start - start..range.end - start
 }
 
-fn pieces(bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// The range in pieces of [`PIECE`] bytes.
+pub(super) fn pieces(bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = bytes.end;
     bytes.step_by(PIECE).map(move |start| start..end.min(start + PIECE))
 }

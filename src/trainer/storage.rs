@@ -66,7 +66,7 @@ impl Trainer {
         // Only the last part of the path is taken from another member.
         let name = String::from_utf8_lossy(&names[0]).replace('/', "");
         let folder = directory.join(name);
-        let written = self.write_own_shard(progress, &folder, deadline);
+        let written = seen(&folder).and_then(|()| self.write_own_shard(progress, &folder, deadline));
         let (_, records) = self.agree(written, pack_record, deadline)?;
         let committed = if seat == 0 {
             let files = records.iter().map(|bytes| unpack_record(bytes)).collect::<Option<Vec<_>>>();
@@ -88,7 +88,7 @@ impl Trainer {
         folder: &Path,
         deadline: &Deadline<'_>,
     ) -> Result<FileRecord> {
-        let parameters = part(&*self.core.parameters, 0)?;
+        let parameters = part(&*self.core.parameters, self.core.hosts.first())?;
         let mut pieces = Vec::new();
         for shard in &progress.shards {
             for cut in self.cuts(&shard.bytes) {
@@ -159,6 +159,10 @@ impl Trainer {
                     // From here on the parameters of all may be half read.
                     let agreed = self.agree(shards, |_| Vec::new(), deadline);
                     progress.shards = self.broken(agreed)?.0;
+                    if !self.core.hosts.is_one() {
+                        let crossed = self.cross_parameters(&mut progress.crossing, deadline);
+                        self.broken(crossed.and_then(|()| self.core.members.fence(deadline)))?;
+                    }
                     progress.updates = manifest.updates;
                     return Ok(step);
                 }
@@ -187,10 +191,9 @@ impl Trainer {
             return Err(Error::Corrupt { path, offset: 0, reason });
         }
         let own = manifest.files.iter().skip(seat).step_by(self.core.members.count());
-        let verified = own
-            .map(|record| checkpoint::verify(folder, record, deadline))
-            .collect::<Result<Vec<()>>>()
-            .and_then(|_| Contents::open(folder, &manifest, deadline));
+        let verified = seen(folder)
+            .and_then(|()| own.map(|record| checkpoint::verify(folder, record, deadline)).collect())
+            .and_then(|_: Vec<()>| Contents::open(folder, &manifest, deadline));
         let (contents, _) = self.agree(verified, |_| Vec::new(), deadline)?;
         self.matches(&manifest)?;
         Ok((manifest, contents))
@@ -242,7 +245,7 @@ impl Trainer {
                 let read = |kind: &str, mut target: SpanMut<'_>| {
                     contents.read(kind, &cut.place.shape.name, cut.first, &mut target, deadline)
                 };
-                let mut parameters = part_mut(&*self.core.parameters, 0)?;
+                let mut parameters = part_mut(&*self.core.parameters, self.core.hosts.first())?;
                 read(PARAMETER, parameters.part(cut.bytes.clone())?)?;
                 let bytes = cut.bytes.start - range.start..cut.bytes.end - range.start;
                 for (kind, state) in self.core.optimizer.states().iter().zip(&mut shard.states) {
@@ -265,6 +268,17 @@ impl Trainer {
             Err(error @ (Error::TimedOut { .. } | Error::Interrupted { .. })) => self.broken(Err(error)),
             own => self.ended(self.core.members.outcome(own, message, deadline)),
         }
+    }
+}
+
+/// Refuses a folder that index 0 sees and this member does not.
+fn seen(folder: &Path) -> Result<()> {
+    match folder.metadata() {
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+            let operation = "find what index 0 sees (a checkpoint needs the same directory on every host) in";
+            Err(Error::io(folder, operation, source))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -117,6 +117,128 @@ fn threads_of_any_count_train_as_one() {
     }
 }
 
+/// The bits of what members get on hosts: `hosts` says in which one each of them is.
+fn on_hosts(hosts: &[usize], clip_norm: Option<f64>) -> Vec<Vec<f64>> {
+    members::tiered_threads(hosts, PIECE_BYTES, |group| {
+        let seat = group.seat();
+        let trainer = open(group, clip_norm);
+        train(&trainer, seat, hosts.len(), 0..3);
+        values(&trainer)
+    })
+}
+
+#[test]
+fn members_of_any_hosts_train_as_one() {
+    for clip_norm in [None, Some(2.0)] {
+        let wanted = reference(clip_norm, 3);
+        for hosts in [&[0, 1][..], &[0, 0, 1, 1], &[0, 1, 0, 1, 0], &[0, 1, 1, 2, 1]] {
+            let all = on_hosts(hosts, clip_norm);
+            all.iter().for_each(|found| assert_close(found, &wanted));
+            assert!(all.iter().all(|found| *found == all[0]), "the hosts of {hosts:?} have the same bits");
+        }
+    }
+}
+
+#[test]
+fn one_member_on_each_host_gives_the_bits_of_one_host() {
+    for clip_norm in [None, Some(2.0)] {
+        let wanted = members::threads(3, PIECE_BYTES, |group| {
+            let seat = group.seat();
+            let trainer = open(group, clip_norm);
+            train(&trainer, seat, 3, 0..3);
+            values(&trainer)
+        });
+        let networked = members::network_threads(3, PIECE_BYTES, |group| {
+            let seat = group.seat();
+            let trainer = open(group, clip_norm);
+            train(&trainer, seat, 3, 0..3);
+            values(&trainer)
+        });
+        assert!(networked == wanted);
+        assert!(on_hosts(&[0, 1, 2], clip_norm) == wanted);
+    }
+}
+
+#[test]
+fn hosts_save_load_and_edit_together() {
+    let folder = harness::Folder::new();
+    let path = folder.path();
+    let saved = members::tiered_threads(&[0, 1, 1, 0, 2], PIECE_BYTES, |group| {
+        let seat = group.seat();
+        let trainer = open(group, None);
+        train(&trainer, seat, 5, 0..3);
+        let edited = trainer.edit(&deadline(), |trainer| {
+            // Index 0 alone counts.
+            trainer.editable("wide")?.write(&vec![seat as f64 + 0.5; WIDE])
+        });
+        edited.expect("all edit");
+        let before = values(&trainer);
+        assert!(before[..WIDE].iter().all(|value| *value == 0.5), "{}", before[0]);
+        trainer.save(path, 3, &deadline()).expect("saved");
+        train(&trainer, seat, 5, 3..5);
+        (before, values(&trainer))
+    });
+    assert!(saved.iter().all(|both| *both == saved[0]));
+    for hosts in [&[0, 1, 1, 0, 2][..], &[0, 1], &[0, 0, 0, 1]] {
+        members::tiered_threads(hosts, PIECE_BYTES, |group| {
+            let seat = group.seat();
+            let trainer = open(group, None);
+            assert_eq!(trainer.load(path, &deadline()).expect("saved by others"), 3);
+            assert!(values(&trainer) == saved[0].0, "parameters come back bit by bit on every host");
+            train(&trainer, seat, hosts.len(), 3..5);
+            assert_close(&values(&trainer), &saved[0].1);
+            assert!(
+                hosts.len() < 5 || values(&trainer) == saved[0].1,
+                "the same hosts go on with the same bits"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_host_whose_members_have_no_weight_sends_nothing_and_learns_all() {
+    let step = |group: Arc<dyn Communicator>, weights: &[f64]| {
+        let seat = group.seat();
+        let parameters = [parameter("w", &[1000], Dtype::F32), parameter("v", &[77], Dtype::F64)];
+        let trainer = Trainer::on_group(group, &parameters, PLAIN, None, &deadline()).expect("the same");
+        // Not finite where it does not count.
+        let value = if weights[seat] == 0.0 { f64::NAN } else { seat as f64 + 1.0 };
+        trainer.gradient("w").expect("declared").write(&[value as f32; 1000]).expect("its type");
+        trainer.gradient("v").expect("declared").write(&[value; 77]).expect("its type");
+        let report = trainer.step(weights[seat], &deadline()).expect("all step");
+        assert!(!report.skipped);
+        trainer.parameter("v").expect("declared").to_vec::<f64>().expect("its type")
+    };
+    for weights in [[0.0, 1.0, 0.0, 3.0], [1.0, 0.0, 3.0, 0.0], [0.0, 0.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0]] {
+        let total = weights.iter().sum::<f64>();
+        let mean = weights.iter().enumerate().map(|(seat, weight)| (seat as f64 + 1.0) * weight).sum::<f64>()
+            / total;
+        for values in members::tiered_threads(&[0, 1, 0, 1], PIECE_BYTES, |group| step(group, &weights)) {
+            assert!(values.iter().all(|value| (value + mean).abs() < 1e-15), "{mean} {values:?}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_on_one_host_skips_the_step_on_all() {
+    for clip_norm in [None, Some(1.0)] {
+        members::tiered_threads(&[0, 0, 1], PIECE_BYTES, |group| {
+            let seat = group.seat();
+            let parameters = [parameter("w", &[1000], Dtype::F32)];
+            let trainer =
+                Trainer::on_group(group, &parameters, PLAIN, clip_norm, &deadline()).expect("the same");
+            let write = |value: f32| trainer.gradient("w").expect("declared").write(&[value; 1000]);
+            write(if seat == 2 { f32::INFINITY } else { 1.0 }).expect("its type");
+            assert!(trainer.step(1.0, &deadline()).expect("all step").skipped);
+            write(1.0).expect("its type");
+            let report = trainer.step(1.0, &deadline()).expect("all step");
+            assert_eq!((report.step, report.skipped), (1, false));
+            let values = trainer.parameter("w").expect("declared").to_vec::<f32>().expect("its type");
+            assert!(values.iter().all(|value| *value == values[0] && *value < 0.0), "{}", values[0]);
+        });
+    }
+}
+
 fn train_member(index: usize, count: usize, argument: &str) {
     let trainer = open(members::join(&harness::folder(), index, count, PIECE_BYTES), None);
     train(&trainer, index, count, 0..3);

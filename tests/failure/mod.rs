@@ -4,6 +4,7 @@ pub(crate) mod calls;
 pub(crate) mod communicator;
 pub(crate) mod device;
 pub(crate) mod fork;
+pub(crate) mod hosts;
 pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uform::communicator::Communicator;
 use uform::communicator::tcp::{Links, Listener, Run, TcpCommunicator};
 use uform::rendezvous::RunKey;
-use uform::{Deadline, Error, Mesh, Optimizer, Parameter, ReduceOp, Status, Trainer};
+use uform::{Deadline, Error, Mesh, ReduceOp, Status};
 
 use super::calls::{bootstrap, exchange_words, move_arrays};
 use super::communicator::{expect_lost, sum};
@@ -20,7 +20,6 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("network.verbs", verbs),
     ("network.turns", turns),
     ("network.form", form),
-    ("network.trainer", trainer),
     ("network.quiet", quiet),
     ("network.dies_outside", dies_outside),
     ("network.dies_inside", dies_inside),
@@ -87,23 +86,6 @@ fn form(_index: usize, _count: usize, _argument: &str) {
     }
 }
 
-fn trainer(_index: usize, _count: usize, _argument: &str) {
-    let mesh = bootstrap();
-    let values = [1.0f32; 4];
-    let parameter = Parameter {
-        name: "weight".into(),
-        shape: vec![4],
-        dtype: uform::Dtype::F32,
-        values: Some(uform::Span::of(&values)),
-    };
-    let optimizer = Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    let deadline = Mesh::verb_deadline(60.0).expect("a minute");
-    let error = Trainer::open(&mesh, &[parameter], optimizer, None, &deadline).expect_err("several hosts");
-    assert_eq!(error.status(), Status::Unsupported, "{error}");
-    assert!(error.to_string().contains("is on another host"), "{error}");
-    mesh.barrier().expect("the mesh stays usable");
-}
-
 #[test]
 fn three_hosts_form_and_reduce_right() {
     let Some(hosts) = Hosts::new(3) else { return };
@@ -130,13 +112,6 @@ fn hosts_with_ipv6_alone_form() {
         hosts.configure(position, "-4 addr flush dev eth0");
     }
     let run = Setup::new(2, "network.verbs").argument("2").networks(&hosts.networks()).deadline(MINUTES);
-    assert_all_succeeded(&run.start().finish());
-}
-
-#[test]
-fn a_trainer_over_hosts_says_that_it_is_not_supported() {
-    let Some(hosts) = Hosts::new(2) else { return };
-    let run = Setup::new(2, "network.trainer").networks(&hosts.networks()).deadline(MINUTES);
     assert_all_succeeded(&run.start().finish());
 }
 
@@ -370,6 +345,30 @@ fn one_that_closed_is_lost_and_disturbs_no_call_before() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn why_a_member_left_is_told_although_it_closed_at_once() {
+    for _ in 0..10 {
+        let is_over = std::sync::Barrier::new(3);
+        members::network_threads(3, 4096, |communicator| {
+            if communicator.seat() == 1 {
+                // A receive ends the group, and enters no call of all.
+                let mut numbers = [0.0f32; 4];
+                let output = uform::SpanMut::of(&mut numbers);
+                let (verb, op) = (uform::Verb::Receive, ReduceOp::Sum);
+                let call = uform::communicator::Call::of::<f32>(verb, op, 2, None, output);
+                let error = communicator.run(call, &Deadline::after(Duration::from_millis(50)));
+                assert!(matches!(error, Err(Error::TimedOut { .. })), "{error:?}");
+                communicator.close();
+                is_over.wait();
+            } else {
+                is_over.wait();
+                let text = sum(&*communicator, 10, &patience()).expect_err("one has left").to_string();
+                assert!(text.contains("receive #1 from index 2") && text.contains("timed out"), "{text}");
+            }
+        });
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use address::{Admits, Selection};
+pub use address::{Admits, Publication, Published, Selection};
 pub use connect::{Links, Listener, Run};
 
 pub(super) use self::flow::{Flow, Incoming, Lane, Outgoing, Place, Reduction};

@@ -129,9 +129,12 @@ fn connect(
     let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
     let (executor, own) = phase("executor", || choose_executor(executor, &topology, index))?;
     let group = Group { name: name.to_owned(), ..plan.world().clone() };
-    let communicator = match apart(&topology) {
-        None => phase("communicators", || join(proof, &group, deadline))?,
-        Some(_) => network::join(exchange, proof, &topology, &group, &between, deadline)?,
+    let (communicator, topology) = match apart(&topology) {
+        None => (phase("communicators", || join(proof, &group, deadline))?, topology),
+        Some(_) => {
+            let (joined, told) = network::join(exchange, proof, &topology, &group, &between, deadline)?;
+            (joined, topology.listening(told))
+        }
     };
     let recorder = match recorder {
         Some(recorder) => Arc::clone(recorder),

@@ -7,20 +7,21 @@ use super::phase;
 use crate::communicator::Communicator;
 use crate::communicator::mpi;
 use crate::communicator::shared::Proof;
-use crate::communicator::tcp::{Links, Listener, Run, Selection, TcpCommunicator};
+use crate::communicator::tcp::{Links, Listener, Publication, Published, Run, Selection, TcpCommunicator};
 use crate::communicator::tiered::TieredCommunicator;
 use crate::environment::interface::{self, INTERFACES_VARIABLE, Network};
 use crate::error::Result;
 use crate::rendezvous::Exchange;
 use crate::sys::{Deadline, network, socket};
-use crate::topology::{Group, Host, Roster, Topology};
+use crate::topology::{Address, Group, Host, Listening, Roster, Topology};
 
 /// What this process's variables say about the network.
 pub(super) fn read() -> Result<Network> {
     interface::network(&network::summary)
 }
 
-/// Connects all members of a run over several hosts, over MPI if they met over it; collective.
+/// Connects all members of a run over several hosts, over MPI if they met over it; collective. Gives what the members told of
+/// their addresses too, by index; nothing over MPI.
 ///
 /// Members that share memory use it among them.
 pub(super) fn join(
@@ -30,18 +31,19 @@ pub(super) fn join(
     group: &Group,
     between: &Between<'_>,
     deadline: &Deadline<'_>,
-) -> Result<Arc<dyn Communicator>> {
+) -> Result<(Arc<dyn Communicator>, Vec<Listening>)> {
     let roster = exchange.roster().clone();
-    let world = match &between.world {
-        Some(world) => phase("communicators", || mpi::join(world, &roster, group))?,
+    let (world, told) = match &between.world {
+        Some(world) => (phase("communicators", || mpi::join(world, &roster, group))?, Vec::new()),
         None => connect(exchange, &roster, topology, group, between.network, deadline)?,
     };
     let seats = |host: &Host| host.members.clone();
     let hosts = topology.hosts().iter().map(seats).collect::<Vec<_>>();
     if hosts.len() == group.seats.len() {
-        return Ok(world);
+        return Ok((world, told));
     }
-    Ok(phase("communicators", || TieredCommunicator::join(world, proof, group, &hosts, deadline))?)
+    let tiered = phase("communicators", || TieredCommunicator::join(world, proof, group, &hosts, deadline))?;
+    Ok((tiered, told))
 }
 
 /// Connects all members of a group over the network: each listens where others may reach it, and tells them.
@@ -52,7 +54,7 @@ fn connect(
     group: &Group,
     network: &Network,
     deadline: &Deadline<'_>,
-) -> Result<Arc<TcpCommunicator>> {
+) -> Result<(Arc<TcpCommunicator>, Vec<Listening>)> {
     let index = exchange.index();
     let apart = apart(topology).unwrap_or_default();
     let admits =
@@ -69,7 +71,19 @@ fn connect(
     let key = exchange.key();
     let run = Run { roster, index, key, published: &published, silence: network.silence };
     let links = phase("communicators", || Links::connect(listener, run, &group.seats, deadline))?;
-    TcpCommunicator::join(links, group)
+    let told = published.iter().map(|bytes| listening(Publication::decode(bytes))).collect();
+    Ok((TcpCommunicator::join(links, group)?, told))
+}
+
+/// What a member published, for the report.
+fn listening(publication: Publication) -> Listening {
+    let address = |one: Published| Address {
+        address: one.address.to_string(),
+        interface: one.name,
+        reason: one.reason,
+    };
+    let addresses = publication.addresses.into_iter().map(address).collect();
+    Listening { addresses, left_out: publication.notes }
 }
 
 /// Whether the loopback interface of this process is that of all members.

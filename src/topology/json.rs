@@ -10,7 +10,8 @@ impl Topology {
     /// `multimem_tier`, `tier_reason`, `gpu_class`.
     ///
     /// A member's `gpus` and a domain's are positions in `gpus`; its `share` is what an executor takes that bootstrap
-    /// makes, and its `groups` are those of its plan, narrowest first.
+    /// makes, and its `groups` are those of its plan, narrowest first. Its `addresses` are those that it published to other
+    /// hosts, each with the reason, and `addresses_left_out` the others; `null` in a run where nobody listened.
     #[must_use]
     pub fn to_json(&self) -> String {
         let members = self.members().iter().map(|member| {
@@ -33,6 +34,8 @@ impl Topology {
                     "memory_domains": share.memory_domains,
                 })),
                 "gpus": self.gpus_of(member.index),
+                "addresses": self.addresses_of(member.index).map(|told| &told.addresses),
+                "addresses_left_out": self.addresses_of(member.index).map(|told| &told.left_out),
                 "groups": groups.iter().map(|group| json!({
                     "name": group.name, "seats": group.seats, "own_seat": group.own,
                 })).collect::<Vec<_>>(),

@@ -24,7 +24,7 @@ pub use recorded::{
     Damage, FabricHealth, FabricState, Mig, MigInstance, NvidiaAnswers, NvidiaDevice, NvidiaFabric,
     NvidiaLink, RecordedMachine, variables_from_json,
 };
-pub use run::{Host, MeshDescription, RunGpu, Topology};
+pub use run::{Address, Host, Listening, MeshDescription, RunGpu, Topology};
 pub use words::{counted, ranges, size};
 
 use crate::error::{Error, Result};

@@ -35,6 +35,26 @@ pub struct RunGpu {
     pub device: GpuDevice,
 }
 
+/// An address at which a member listened while the run formed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Address {
+    /// The address with its port.
+    pub address: String,
+    /// The interface it belongs to.
+    pub interface: String,
+    /// Why it was published.
+    pub reason: String,
+}
+
+/// What a member told those of other hosts of its addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Listening {
+    /// Where it listened.
+    pub addresses: Vec<Address>,
+    /// Which addresses it left out, each with the reason.
+    pub left_out: Vec<String>,
+}
+
 /// What one process may know of its place, as the public interface fixes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshDescription {
@@ -66,6 +86,8 @@ pub struct Topology {
     pub(super) tier: MultimemTier,
     pub(super) tier_reason: String,
     pub(super) gpu_class: Option<GpuClass>,
+    /// By index; empty where nobody listened.
+    pub(super) listening: Vec<Listening>,
 }
 
 impl Topology {
@@ -83,7 +105,20 @@ impl Topology {
         let (tier, tier_reason) = joined.tier(&domains);
         let first = gpus.first().and_then(|gpu| gpu.device.gpu_class);
         let gpu_class = first.filter(|class| gpus.iter().all(|gpu| gpu.device.gpu_class == Some(*class)));
-        Ok(Self { roster: roster.clone(), hosts, gpus, domains, tier, tier_reason, gpu_class })
+        let (roster, listening) = (roster.clone(), Vec::new());
+        Ok(Self { roster, hosts, gpus, domains, tier, tier_reason, gpu_class, listening })
+    }
+
+    /// The same run with what its members, by index, told each other of their addresses.
+    #[must_use]
+    pub fn listening(self, listening: Vec<Listening>) -> Self {
+        Self { listening, ..self }
+    }
+
+    /// The addresses that a member published to other hosts, and why; `None` if none listened, as within one host.
+    #[must_use]
+    pub fn addresses_of(&self, index: usize) -> Option<&Listening> {
+        self.listening.get(index)
     }
 
     /// The groups of members that share memory, by their first member.

@@ -7,7 +7,7 @@ use super::domain::SWITCH;
 use super::machine::MemoryDomain;
 use super::placement::{Placement, Request};
 use super::plan::Plan;
-use super::run::{RunGpu, Topology};
+use super::run::{Address, Listening, RunGpu, Topology};
 use super::words::{counted, index_ranges, ranges, size, some_of};
 use crate::vocabulary::GpuVendor;
 
@@ -136,9 +136,12 @@ impl Topology {
         let members = host.members.iter().map(|index| {
             let introduction = &self.members()[*index].introduction;
             let gpus = self.gpus_of(*index).into_iter();
+            let gpus = gpus.map(|gpu| Branch::leaf(format!("GPU {gpu}: {}", self.gpu_line(gpu))));
+            let told = self.addresses_of(*index).into_iter();
+            let told = told.flat_map(|told| address_lines(told)).map(Branch::leaf);
             Branch {
                 text: format!("index {index}: pid {}, {}", introduction.process.pid, self.cores_line(*index)),
-                below: gpus.map(|gpu| Branch::leaf(format!("GPU {gpu}: {}", self.gpu_line(gpu)))).collect(),
+                below: gpus.chain(told).collect(),
             }
         });
         Branch {
@@ -286,6 +289,15 @@ impl Ends {
         let ends = [switch, inside, outside].into_iter().flatten().collect::<Vec<_>>();
         format!("{links} to {}", ends.join(" and "))
     }
+}
+
+/// What a member told of its addresses, a line for each.
+fn address_lines(told: &Listening) -> Vec<String> {
+    let published = told.addresses.iter().map(|one| {
+        let Address { address, interface, reason } = one;
+        format!("published {address} of {interface}: {reason}")
+    });
+    published.chain(told.left_out.iter().map(|note| format!("left out {note}"))).collect()
 }
 
 /// What a vendor calls its links.

@@ -21,6 +21,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("network.turns", turns),
     ("network.form", form),
     ("network.quiet", quiet),
+    ("network.report", report),
     ("network.dies_outside", dies_outside),
     ("network.dies_inside", dies_inside),
     ("network.stops", stops),
@@ -351,8 +352,9 @@ fn one_that_closed_is_lost_and_disturbs_no_call_before() {
 #[test]
 fn why_a_member_left_is_told_although_it_closed_at_once() {
     for _ in 0..10 {
-        let is_over = std::sync::Barrier::new(3);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
         members::network_threads(3, 4096, |communicator| {
+            sum(&*communicator, 10, &patience()).expect("all are there");
             if communicator.seat() == 1 {
                 // A receive ends the group, and enters no call of all.
                 let mut numbers = [0.0f32; 4];
@@ -362,9 +364,13 @@ fn why_a_member_left_is_told_although_it_closed_at_once() {
                 let error = communicator.run(call, &Deadline::after(Duration::from_millis(50)));
                 assert!(matches!(error, Err(Error::TimedOut { .. })), "{error:?}");
                 communicator.close();
-                is_over.wait();
+                is_over.store(true, std::sync::atomic::Ordering::SeqCst);
             } else {
-                is_over.wait();
+                let limit = patience();
+                while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                    assert!(!limit.passed(), "seat 1 has not left");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 let text = sum(&*communicator, 10, &patience()).expect_err("one has left").to_string();
                 assert!(text.contains("receive #1 from index 2") && text.contains("timed out"), "{text}");
             }
@@ -539,6 +545,89 @@ fn tcp_states() -> Vec<String> {
         }
     }
     states
+}
+
+/// Says the report of the run, and how long it took to form.
+fn report(index: usize, _count: usize, _argument: &str) {
+    let start = Instant::now();
+    let mesh = bootstrap();
+    say(&format!("formed in {} ms.", start.elapsed().as_millis()));
+    mesh.barrier().expect("all come");
+    say(&mesh.topology().to_string());
+    if index == 0 {
+        std::fs::write(harness::folder().join("report"), mesh.topology().to_json()).expect("it is writable");
+    }
+    mesh.barrier().expect("all come");
+}
+
+#[test]
+fn the_report_says_which_addresses_each_published_and_why() {
+    let Some(hosts) = Hosts::new(2) else { return };
+    for (choice, reason) in
+        [(None, "up, and not of this host alone"), (Some("eth0"), "chosen by UFORM_INTERFACES = eth0")]
+    {
+        let mut setup = Setup::new(2, "network.report").networks(&hosts.networks()).deadline(MINUTES);
+        if let Some(choice) = choice {
+            setup = setup.variable("UFORM_INTERFACES", choice);
+        }
+        let mut run = setup.start();
+        run.wait_for(0, "test result");
+        let text = std::fs::read_to_string(run.folder().join("report")).expect("index 0 wrote it");
+        let outcomes = run.finish();
+        assert_all_succeeded(&outcomes);
+        let json = serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON");
+        for (index, outcome) in outcomes.iter().enumerate() {
+            let member = &json["members"][index];
+            let own = format!("10.77.0.{}:", index + 1);
+            let published = member["addresses"].as_array().expect("they listened");
+            let is_own = |one: &&serde_json::Value| {
+                one["address"].as_str().is_some_and(|address| address.starts_with(&own))
+            };
+            let found = published.iter().find(is_own).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!((&found["interface"], &found["reason"]), (&"eth0".into(), &reason.into()), "{text}");
+            assert!(!published.iter().any(|one| one["address"].to_string().contains("127.0.0.1")), "{text}");
+            let left = member["addresses_left_out"].to_string();
+            assert!(left.contains("lo 127.0.0.1 ("), "{text}");
+            // All members tell the same of all.
+            for other in 1..=2 {
+                let line = format!("published 10.77.0.{other}:");
+                let found = outcome.output.lines().find(|found| found.contains(&line));
+                assert!(
+                    found.is_some_and(|found| found.ends_with(&format!("of eth0: {reason}"))),
+                    "{}",
+                    outcome.output
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_address_that_swallows_everything_delays_no_connection() {
+    let Some(hosts) = Hosts::new(2) else { return };
+    for position in 0..2 {
+        // Other addresses, before and after the good one by their numbers, whose packets go to a card that does not exist.
+        for dead in [1, 200] {
+            hosts.configure(position, &format!("addr add 10.{dead}.0.{}/24 dev eth0", position + 1));
+            let other = format!("10.{dead}.0.{}", 2 - position);
+            hosts.configure(
+                position,
+                &format!("neigh add {other} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"),
+            );
+        }
+    }
+    let run = Setup::new(2, "network.report").networks(&hosts.networks()).deadline(MINUTES);
+    let outcomes = run.start().finish();
+    assert_all_succeeded(&outcomes);
+    for outcome in &outcomes {
+        for address in ["10.1.0.1:", "10.200.0.1:", "10.77.0.1:"] {
+            assert!(outcome.output.contains(&format!("published {address}")), "{}", transcript(&outcomes));
+        }
+        let words = outcome.output.split("formed in ").nth(1).and_then(|rest| rest.split_once(" ms."));
+        let time = words.and_then(|(number, _)| number.parse::<u64>().ok()).expect("it was said");
+        // Ten seconds are what one address may take to answer: if they were tried in turn, that would show.
+        assert!(time < 10_000, "{time} ms\n{}", transcript(&outcomes));
+    }
 }
 
 /// A mesh listens nowhere, and has connections only to other hosts: three to each member there.

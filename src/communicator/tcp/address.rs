@@ -11,6 +11,8 @@ use crate::sys::network::Interface;
 const LINE_LIMIT: usize = 64;
 /// The longest line that is believed.
 const LINE_BYTES: usize = 200;
+/// How many letters of a reason are told.
+const REASON_LENGTH: usize = 100;
 
 /// How many bytes of published text are read.
 const TEXT_LIMIT: usize = LINE_LIMIT * LINE_BYTES;
@@ -34,18 +36,29 @@ pub struct Selection<'a> {
     pub admits: Admits<'a>,
 }
 
+/// One address of a member as others are told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The interface.
+    pub name: String,
+    /// Why it is published.
+    pub reason: String,
+}
+
 /// Where a member listens, as others are told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Publication {
-    /// Each address with the interface it belongs to.
-    pub(super) addresses: Vec<(SocketAddr, String)>,
+pub struct Publication {
+    /// Each address with the interface it belongs to, and why it was taken.
+    pub addresses: Vec<Published>,
     /// What was left out and why, one sentence each.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl std::fmt::Display for Publication {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let addresses = self.addresses.iter().map(|(address, name)| format!("{address} ({name})"));
+        let addresses = self.addresses.iter().map(|one| format!("{} ({})", one.address, one.name));
         write!(formatter, "{}", addresses.collect::<Vec<_>>().join(", "))?;
         if !self.notes.is_empty() {
             write!(formatter, "; left out: {}", self.notes.join(", "))?;
@@ -57,35 +70,41 @@ impl std::fmt::Display for Publication {
 impl Publication {
     /// The text that goes to the other members: a line for each address, a line for each note.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let addresses = self.addresses.iter().map(|(address, name)| format!("a {address} {name}\n"));
+        let cut =
+            |text: &str| text.replace(char::is_control, " ").chars().take(REASON_LENGTH).collect::<String>();
+        let line = |one: &Published| format!("a {} {} {}\n", one.address, one.name, cut(&one.reason));
+        let addresses = self.addresses.iter().map(line);
         let notes = self.notes.iter().map(|note| format!("n {}\n", note.replace('\n', " ")));
         let lines = addresses.take(LINE_LIMIT).chain(notes.take(LINE_LIMIT));
         lines.filter(|line| line.len() <= LINE_BYTES).collect::<String>().into_bytes()
     }
 
     /// What a member published; lines that are none are left out.
-    pub(super) fn decode(bytes: &[u8]) -> Self {
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(&bytes[..bytes.len().min(2 * TEXT_LIMIT)]);
         let mut found = Self::default();
         for line in text.lines().take(2 * LINE_LIMIT).filter(|line| line.len() <= LINE_BYTES) {
             let line = line.replace(char::is_control, " ");
             if let Some(note) = line.strip_prefix("n ") {
                 found.notes.push(note.to_owned());
-            } else if let Some((address, name)) =
+            } else if let Some((address, rest)) =
                 line.strip_prefix("a ").and_then(|rest| rest.split_once(' '))
                 && let Ok(address) = address.parse::<SocketAddr>()
                 && address.port() != 0
                 && !address.ip().is_unspecified()
                 && !address.ip().is_multicast()
             {
-                found.addresses.push((address, name.to_owned()));
+                let (name, reason) = rest.split_once(' ').unwrap_or((rest, ""));
+                let (name, reason) = (name.to_owned(), reason.to_owned());
+                found.addresses.push(Published { address, name, reason });
             }
         }
         found
     }
 }
 
-/// The interfaces at which to listen, and a note for each that is left out.
+/// The interfaces at which to listen, each with the reason, and a note for each that is left out.
 ///
 /// Loopback is for members of one network namespace alone; link-local addresses and bridges to containers only if there
 /// is nothing else.
@@ -97,8 +116,16 @@ pub(super) fn choose(
     selection: Option<Selection<'_>>,
     is_one_namespace: bool,
     why_needed: &str,
-) -> Result<(Vec<Interface>, Vec<String>)> {
+) -> Result<(Vec<(Interface, String)>, Vec<String>)> {
     let (mut chosen, mut reserve, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    let why = |one: &Interface| match selection {
+        Some(Selection { variable, text, names_the_chosen: true, .. }) => {
+            format!("chosen by {variable} = {text}")
+        }
+        _ if one.is_loopback => "all members are in one network namespace".to_owned(),
+        Some(Selection { variable, text, .. }) => format!("up, and not left out by {variable} = {text}"),
+        None => "up, and not of this host alone".to_owned(),
+    };
     let is_named = selection.is_some_and(|selection| selection.names_the_chosen);
     for one in found {
         let reason = if !one.is_up {
@@ -108,23 +135,23 @@ pub(super) fn choose(
         } else if one.is_loopback && !is_one_namespace {
             "a loopback address reaches its own host only"
         } else if !one.has_carrier {
-            reserve.push(one.clone());
+            reserve.push((one.clone(), "has no carrier, and there is no other"));
             "has no carrier, and is used only if there is no other"
         } else if one.is_link_local() && !is_named {
-            reserve.push(one.clone());
+            reserve.push((one.clone(), "link-local, and there is no other"));
             "a link-local address is used only if there is no other"
         } else if !is_named && BRIDGES.iter().any(|start| one.name.starts_with(start)) {
-            reserve.push(one.clone());
+            reserve.push((one.clone(), "bridges this host's containers, and there is no other"));
             "bridges this host's containers, and is used only if there is no other"
         } else {
-            chosen.push(one.clone());
+            chosen.push((one.clone(), why(one)));
             continue;
         };
         notes.push(format!("{one} ({reason})"));
     }
     if chosen.is_empty() {
-        notes.retain(|note| !reserve.iter().any(|one| note.starts_with(&format!("{one} ("))));
-        chosen = reserve;
+        notes.retain(|note| !reserve.iter().any(|(one, _)| note.starts_with(&format!("{one} ("))));
+        chosen = reserve.into_iter().map(|(one, reason)| (one, reason.to_owned())).collect();
     }
     if !chosen.is_empty() {
         return Ok((chosen, notes));
@@ -178,6 +205,11 @@ mod tests {
         Interface { name: name.into(), number, address, is_up: true, has_carrier: true, is_loopback }
     }
 
+    fn published(address: &str, name: &str, reason: &str) -> Published {
+        let address = address.parse().expect("an address");
+        Published { address, name: name.into(), reason: reason.into() }
+    }
+
     fn machine() -> Vec<Interface> {
         vec![
             interface("lo", 1, "127.0.0.1"),
@@ -192,7 +224,7 @@ mod tests {
 
     fn names(found: &[Interface], selection: Option<Selection<'_>>, one: bool) -> Vec<String> {
         let (chosen, _) = choose(found, selection, one, "needed").expect("some are left");
-        chosen.iter().map(ToString::to_string).collect()
+        chosen.iter().map(|(one, _)| one.to_string()).collect()
     }
 
     #[test]
@@ -209,7 +241,7 @@ mod tests {
         }
         // What is second choice is taken where nothing else is there.
         let (chosen, notes) = choose(&[all[0].clone(), all[4].clone()], None, false, "needed").expect("one");
-        assert_eq!(chosen, [all[4].clone()]);
+        assert_eq!(chosen, [(all[4].clone(), "link-local, and there is no other".to_owned())]);
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert_eq!(names(&[all[0].clone(), all[5].clone()], None, false), ["docker0 172.17.0.1"]);
         let young = Interface { has_carrier: false, ..all[2].clone() };
@@ -233,14 +265,20 @@ mod tests {
         assert!(text.contains("UFORM_INTERFACES = ib*") && text.contains("eth0 10.0.0.5"), "{text}");
         let bridge = Selection { text: "docker0", admits: &|name, _| name == "docker0", ..selection };
         assert_eq!(names(&machine(), Some(bridge), false), ["docker0 172.17.0.1"]);
+        let why = |selection| choose(&machine(), selection, false, "").expect("some are left").0[0].1.clone();
+        assert_eq!(why(Some(bridge)), "chosen by UFORM_INTERFACES = docker0");
+        assert_eq!(why(None), "up, and not of this host alone");
+        let others =
+            Selection { text: "^lo", names_the_chosen: false, admits: &|name, _| name != "lo", ..selection };
+        assert_eq!(why(Some(others)), "up, and not left out by UFORM_INTERFACES = ^lo");
     }
 
     #[test]
     fn published_text_comes_back_and_odd_lines_do_not() {
         let own = Publication {
             addresses: vec![
-                ("10.0.0.5:4000".parse().expect("an address"), "eth0".into()),
-                ("[fd00::5]:4001".parse().expect("an address"), "eth0".into()),
+                published("10.0.0.5:4000", "eth0", "chosen by UFORM_INTERFACES = eth0"),
+                published("[fd00::5]:4001", "eth0", ""),
             ],
             notes: vec!["lo 127.0.0.1 (a loopback address)".into()],
         };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::address::{self, Publication, Selection};
+use super::address::{self, Publication, Published, Selection};
 use super::dial::{Dial, Step};
 use crate::communicator::carrier::Carrier;
 use crate::communicator::handshake::{GREETING_LIMIT, Greeting, Medium, Pair, Side};
@@ -51,7 +51,7 @@ impl Listener {
         let interfaces = network::interfaces()?;
         let (chosen, mut notes) = address::choose(&interfaces, selection, is_one_namespace, why_needed)?;
         let (mut ports, mut addresses, mut refusal) = (Vec::new(), Vec::new(), None);
-        for one in chosen {
+        for (one, reason) in chosen {
             match Port::open(one.address, one.number) {
                 Ok(port) => {
                     let mut published = port.address();
@@ -59,7 +59,7 @@ impl Listener {
                         // The number of a link means nothing on another host.
                         address.set_scope_id(0);
                     }
-                    addresses.push((published, one.name));
+                    addresses.push(Published { address: published, name: one.name, reason });
                     ports.push(port);
                 }
                 Err(error) => {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::address;
+use super::address::{self, Published};
 use super::connect::{GREETING_TIME, Letter, Letterbox, say};
 use crate::communicator::handshake::{Challenge, Greeting, Medium, Pair, Side};
 use crate::error::Result;
@@ -85,13 +85,13 @@ impl Dial {
         own: usize,
         to: usize,
         is_probe: bool,
-        published: &[(SocketAddr, String)],
+        published: &[Published],
         interfaces: &[Interface],
     ) -> Self {
         let mut names = BTreeMap::new();
-        for (address, name) in published {
-            for address in address::expand(*address, interfaces) {
-                names.insert(address, name.clone());
+        for one in published {
+            for address in address::expand(one.address, interfaces) {
+                names.insert(address, one.name.clone());
             }
         }
         Self {

@@ -25,6 +25,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::mesh::ROLES,
     failure::network::ROLES,
     failure::nfs_like::ROLES,
+    failure::pairs::ROLES,
     failure::rendezvous::ROLES,
     failure::shrink::ROLES,
     failure::soak::ROLES,

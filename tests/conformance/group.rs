@@ -6,6 +6,7 @@ use uform::vocabulary::MeshDomain;
 use uform::{Deadline, Error, Executor, HostOptions, Mesh, ReduceOp, Status};
 
 use crate::failure::calls::{bootstrap, exchange_words, move_arrays};
+use crate::harness::network::Hosts;
 use crate::harness::{self, Role, Setup, assert_all_succeeded, say, transcript};
 
 /// The roles of these tests.
@@ -140,13 +141,37 @@ fn parts_of_processes_are_meshes_of_their_own() {
 }
 
 #[test]
+fn parts_over_hosts_are_meshes_of_their_own() {
+    let Some(hosts) = Hosts::new(3) else { return };
+    for (places, argument) in [(&[0, 1, 2][..], "own"), (&[0, 1, 0, 1, 0], "lent"), (&[0, 0, 1, 2], "own")] {
+        let networks = places.iter().map(|host| hosts.network(*host)).collect::<Vec<_>>();
+        let setup = Setup::new(places.len(), "group.split").argument(argument).networks(&networks);
+        assert_all_succeeded(&setup.deadline(MINUTES).start().finish());
+    }
+    let networks = [0, 1, 1, 2].map(|host| hosts.network(host));
+    let setup = Setup::new(4, "group.disagree").networks(&networks);
+    assert_all_succeeded(&setup.deadline(MINUTES).start().finish());
+}
+
+#[test]
 fn a_split_is_compared_with_other_calls() {
     assert_all_succeeded(&harness::processes(4, "group.disagree", "", MINUTES));
 }
 
 #[test]
 fn a_death_breaks_the_part_and_the_parent_and_no_other_part() {
-    let mut run = Setup::new(4, "group.death").deadline(MINUTES).start();
+    a_death_breaks(&[]);
+}
+
+#[test]
+fn a_death_on_another_host_breaks_the_part_and_the_parent_and_no_other_part() {
+    let Some(hosts) = Hosts::new(3) else { return };
+    a_death_breaks(&[0, 1, 0, 2].map(|host| hosts.network(host)));
+    a_death_breaks(&[0, 1, 1, 0].map(|host| hosts.network(host)));
+}
+
+fn a_death_breaks(networks: &[String]) {
+    let mut run = Setup::new(4, "group.death").networks(networks).deadline(MINUTES).start();
     (0..4).for_each(|index| run.wait_for(index, "formed"));
     run.kill(3);
     let outcomes = run.finish();

@@ -9,6 +9,7 @@ pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;
 pub(crate) mod nfs_like;
+pub(crate) mod pairs;
 pub(crate) mod rendezvous;
 pub(crate) mod shrink;
 pub(crate) mod soak;

@@ -138,7 +138,7 @@ impl Topology {
             let gpus = self.gpus_of(*index).into_iter();
             let gpus = gpus.map(|gpu| Branch::leaf(format!("GPU {gpu}: {}", self.gpu_line(gpu))));
             let told = self.addresses_of(*index).into_iter();
-            let told = told.flat_map(|told| address_lines(told)).map(Branch::leaf);
+            let told = told.flat_map(address_lines).map(Branch::leaf);
             Branch {
                 text: format!("index {index}: pid {}, {}", introduction.process.pid, self.cores_line(*index)),
                 below: gpus.chain(told).collect(),

@@ -104,6 +104,9 @@ impl Publication {
     }
 }
 
+/// An address to listen at, and why.
+type Chosen = (Interface, String);
+
 /// The interfaces at which to listen, each with the reason, and a note for each that is left out.
 ///
 /// Loopback is for members of one network namespace alone; link-local addresses and bridges to containers only if there
@@ -116,7 +119,7 @@ pub(super) fn choose(
     selection: Option<Selection<'_>>,
     is_one_namespace: bool,
     why_needed: &str,
-) -> Result<(Vec<(Interface, String)>, Vec<String>)> {
+) -> Result<(Vec<Chosen>, Vec<String>)> {
     let (mut chosen, mut reserve, mut notes) = (Vec::new(), Vec::new(), Vec::new());
     let why = |one: &Interface| match selection {
         Some(Selection { variable, text, names_the_chosen: true, .. }) => {

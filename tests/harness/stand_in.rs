@@ -32,7 +32,7 @@ impl StandIn {
         let place = folder.join("nvidia/nccl/lib");
         fs::create_dir_all(&place).expect("the folder is writable");
         let flag = format!("-DNCCL_VERSION={version}");
-        let library = build(&[flag.as_str()]);
+        let library = build("stand_in", &[flag.as_str()]);
         symlink(library, place.join("libnccl.so.2")).expect("the folder is writable");
     }
 

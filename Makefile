@@ -41,7 +41,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers slurm network c-tools vendor lint-rust test-rust test-mpi wheel lint-python test-python lint-deny-installed
+test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use uform::GpuVendor;
-use uform::sys::ccl::{Config, FIELDS, FUNCTIONS, Library, Version};
+use uform::sys::ccl::{Config, FIELDS, Version};
+#[cfg(feature = "nccl")]
+use uform::sys::ccl::{FUNCTIONS, Library};
+#[cfg(feature = "nccl")]
 use uform::sys::library::Places;
 
 /// The versions that `make vendor` installs, each in a folder of its own.
@@ -26,6 +29,7 @@ fn wheels() -> Vec<(Version, PathBuf)> {
     found
 }
 
+#[cfg(feature = "nccl")]
 fn open(folder: &Path) -> Library {
     let named = Some((folder.join("lib/libnccl.so.2"), "UFORM_NCCL"));
     let places = Places { named, packages: Vec::new() };

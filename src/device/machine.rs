@@ -145,7 +145,9 @@ impl Machine {
         match host::parse_list(text) {
             Some(cores) if !cores.is_empty() && cores.iter().all(|core| online.contains(core)) => Ok(cores),
             _ => {
-                let reason = format!("allowed_cores is {text:?}, and must list cores of sys/devices/system/cpu/online, such as 0-3,8");
+                let reason = format!(
+                    "allowed_cores is {text:?}, and must list cores of sys/devices/system/cpu/online, such as 0-3,8"
+                );
                 Err(corrupt(&self.root, MACHINE_FILE, Damage { offset: 0, reason }))
             }
         }

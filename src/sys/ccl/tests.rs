@@ -3,6 +3,7 @@ use std::process::Command;
 use super::*;
 
 /// A library compiled from C, in a folder of its own that goes with it.
+#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
 struct Built {
     folder: PathBuf,
     path: PathBuf,
@@ -15,6 +16,7 @@ impl Drop for Built {
 }
 
 /// Compiles a library that has the needed functions, but for one, and says this version.
+#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
 fn built(version: u32, without: &str, more: &str) -> Built {
     let nonce = crate::sys::random::nonce().expect("random bytes");
     let folder = std::env::temp_dir().join(format!("uform-test-ccl-{nonce}"));
@@ -40,6 +42,7 @@ fn named(path: &Path) -> Places {
     Places { named: Some((path.to_owned(), "UFORM_NCCL")), packages: Vec::new() }
 }
 
+#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
 fn refused(vendor: GpuVendor, built: &Built) -> String {
     let refusal = Library::open(vendor, &named(&built.path)).expect_err("of no use");
     assert!(!refusal.is_absent);

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::control::Life;
+use super::descriptor::{is_rooted, reduces};
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::sys::ccl::{self, Act, Library, Operation, Place, Refusal, UniqueId};
@@ -17,17 +17,6 @@ use crate::vocabulary::{Dtype, ReduceOp, Verb};
 const NOTE: usize = 768;
 /// Bytes of a call as members compare it.
 const FINGERPRINT: usize = 40;
-
-/// A member of the group, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mate {
-    /// Its index in the run.
-    pub index: usize,
-    /// Its host.
-    pub host: String,
-    /// Its process.
-    pub pid: u32,
-}
 
 /// A call on GPU memory; lengths are those of [`Call`].
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +41,6 @@ pub struct GpuCall<'a> {
 pub struct GpuGroup {
     host: Arc<dyn Communicator>,
     engine: ccl::Communicator,
-    mates: Vec<Mate>,
     /// What each member's GPU is called there.
     gpus: Vec<String>,
     /// Why no call is possible any more.
@@ -107,7 +95,6 @@ impl GpuGroup {
     /// versions; `Vendor` naming member and GPU; `Lost`, `TimedOut`, `Interrupted`.
     pub fn join(
         host: &Arc<dyn Communicator>,
-        mates: Vec<Mate>,
         library: std::result::Result<Library, Refusal>,
         stream: &Arc<Stream>,
         deadline: &Deadline<'_>,
@@ -126,7 +113,7 @@ impl GpuGroup {
         };
         let notes = gather(host.as_ref(), &note.encode(), deadline)?;
         let notes = notes.iter().map(|bytes| Note::decode(bytes)).collect::<Vec<_>>();
-        let named = |seat: usize| format!("index {} on {}", mates[seat].index, notes[seat].gpu);
+        let named = |seat: usize| format!("index {seat} on {}", notes[seat].gpu);
         if let Some(seat) = notes.iter().position(|note| note.library.is_empty()) {
             let what = format!("a call on GPU memory: {}", named(seat));
             return Err(Error::unsupported(what, notes[seat].reason.clone()));
@@ -137,16 +124,16 @@ impl GpuGroup {
                 field: "the collective library (install one version for all members)".to_owned(),
                 mine: format!("{} ({})", notes[own].library, named(own)),
                 theirs: format!("{} ({})", notes[seat].library, named(seat)),
-                index: mates[seat].index,
+                index: seat,
             });
         }
         let library = Arc::new(library.map_err(|refusal| refusal.error("a call on GPU memory"))?);
         let gpus = notes.into_iter().map(|note| note.gpu).collect::<Vec<_>>();
-        let id = shared_id(host.as_ref(), &library, &mates, &gpus, deadline)?;
-        let mut peers = || check_peers(host.as_ref(), &mates, "joining a communicator of GPUs");
+        let id = shared_id(host.as_ref(), &library, &gpus, deadline)?;
+        let mut peers = || check_peers(host.as_ref(), "joining a communicator of GPUs");
         let engine = ccl::Communicator::open(&library, stream, id, (own, host.count()), &mut peers, deadline)
-            .map_err(|error| ended(error, mates[own].index, host.as_ref()))?;
-        Ok(Self { host: Arc::clone(host), engine, mates, gpus, broken: Mutex::new(None) })
+            .map_err(|error| ended(error, host.as_ref()))?;
+        Ok(Self { host: Arc::clone(host), engine, gpus, broken: Mutex::new(None) })
     }
 
     /// Runs one call to its end: the output is there, and the input may be written again, on all members.
@@ -170,14 +157,14 @@ impl GpuGroup {
         })?;
         let operations = operations(call, self.host.seat(), self.host.count());
         let words = words(call);
-        let mut peers = || check_peers(self.host.as_ref(), &self.mates, &words);
+        let mut peers = || check_peers(self.host.as_ref(), &words);
         let result =
             if operations.is_empty() { Ok(()) } else { self.engine.run(&operations, &mut peers, deadline) };
         // Nobody closes before all have their results: a member that ends would look lost.
         let result = result.and_then(|()| gather(self.host.as_ref(), &[1], deadline).map(drop));
         result.map_err(|error| {
             self.engine.abort();
-            let error = ended(error, self.mates[self.host.seat()].index, self.host.as_ref());
+            let error = ended(error, self.host.as_ref());
             *broken() = Some(error.to_string());
             error
         })
@@ -193,7 +180,7 @@ impl GpuGroup {
             field: "the call on GPU memory".to_owned(),
             mine: told(own),
             theirs: told(seat),
-            index: self.mates[seat].index,
+            index: seat,
         })
     }
 
@@ -209,7 +196,6 @@ impl GpuGroup {
 fn shared_id(
     host: &dyn Communicator,
     library: &Library,
-    mates: &[Mate],
     gpus: &[String],
     deadline: &Deadline<'_>,
 ) -> Result<UniqueId> {
@@ -220,33 +206,29 @@ fn shared_id(
     drawn?;
     if id.0 == [0; 128] {
         let why = "it could not draw the id of a communicator; its own error says why".to_owned();
-        return Err(Error::unsupported(format!("index {} on {}", mates[0].index, gpus[0]), why));
+        return Err(Error::unsupported(format!("index 0 on {}", gpus[0]), why));
     }
     Ok(id)
 }
 
-/// Fails if a member has ended.
-fn check_peers(host: &dyn Communicator, mates: &[Mate], phase: &str) -> Result<()> {
-    for (seat, mate) in mates.iter().enumerate().filter(|(seat, _)| *seat != host.seat()) {
-        let how = match host.life(seat) {
-            Life::Lives | Life::Stopped => continue,
-            Life::Ended(how) => how,
-            Life::WentOn(other) => format!("went on in {other}"),
-        };
-        let phase = format!("{phase}: {how}");
-        return Err(Error::Lost { index: mate.index, host: mate.host.clone(), pid: mate.pid, phase });
-    }
-    Ok(())
+/// Fails if a member has ended, or has given up.
+fn check_peers(host: &dyn Communicator, doing: &str) -> Result<()> {
+    host.check().map_err(|error| match error {
+        Error::Lost { index, host, pid, phase } => {
+            Error::Lost { index, host, pid, phase: format!("{doing}: {phase}") }
+        }
+        other => other,
+    })
 }
 
 /// Ends the group in host memory too, so that the others leave their GPUs' work; names this member in a vendor's message.
-fn ended(error: Error, index: usize, host: &dyn Communicator) -> Error {
+fn ended(error: Error, host: &dyn Communicator) -> Error {
     if !matches!(error, Error::Lost { .. }) {
         host.close();
     }
     match error {
         Error::Vendor { library, call, code, text } => {
-            Error::Vendor { library: format!("index {index}: {library}"), call, code, text }
+            Error::Vendor { library: format!("index {}: {library}", host.seat()), call, code, text }
         }
         other => other,
     }
@@ -258,11 +240,10 @@ fn supported(call: &GpuCall<'_>) -> Result<()> {
         let why = "NCCL and RCCL have no such thing; copy to host memory and call the verb there";
         Err(Error::unsupported(what, why))
     };
-    let reduces = matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter);
     if ccl::number_of_dtype(call.dtype).is_none() {
         return refuse(format!("{} of {} on GPU memory", call.verb.word(), call.dtype));
     }
-    if reduces && ccl::number_of_op(call.op).is_none() {
+    if reduces(call.verb) && ccl::number_of_op(call.op).is_none() {
         return refuse(format!("{} by {} on GPU memory", call.verb.word(), call.op));
     }
     match call.verb {
@@ -274,13 +255,11 @@ fn supported(call: &GpuCall<'_>) -> Result<()> {
 
 /// The call as members compare it: what must be the same on all.
 fn fingerprint(call: &GpuCall<'_>) -> [u8; FINGERPRINT] {
-    let rooted = matches!(call.verb, Verb::Reduce | Verb::Broadcast | Verb::Gather | Verb::Scatter);
-    let reduces = matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter);
     let numbers = [
         u64::from(call.verb.number().unsigned_abs()),
         u64::from(call.dtype.number().unsigned_abs()),
-        if reduces { u64::from(call.op.number().unsigned_abs()) } else { 0 },
-        if rooted { call.root as u64 } else { 0 },
+        if reduces(call.verb) { u64::from(call.op.number().unsigned_abs()) } else { 0 },
+        if is_rooted(call.verb) { call.root as u64 } else { 0 },
         call.count as u64,
     ];
     let mut bytes = [0; FINGERPRINT];

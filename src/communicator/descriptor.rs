@@ -55,19 +55,17 @@ impl Descriptor {
 
     /// The field in which two calls differ, if one does that matters for their verb.
     pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
-        let is_rooted = is_rooted(self.verb);
-        let reduces = matches!(self.verb, Verb::AllReduce | Verb::ReduceScatter | Verb::Reduce);
         if self.sequence != other.sequence {
             Some("the number of the call")
         } else if self.verb != other.verb {
             Some("the verb")
         } else if self.dtype != other.dtype {
             Some("the element type")
-        } else if reduces && self.op != other.op {
+        } else if reduces(self.verb) && self.op != other.op {
             Some("the operation")
         } else if self.count != other.count {
             Some("the count")
-        } else if is_rooted && self.root != other.root {
+        } else if is_rooted(self.verb) && self.root != other.root {
             Some("the root")
         } else if !has_parts(self.verb) && self.shape ^ other.shape == 1 {
             Some("reproducible")
@@ -194,6 +192,11 @@ pub(super) const fn is_rooted(verb: Verb) -> bool {
     matches!(verb, Verb::Broadcast | Verb::Reduce | Verb::Gather | Verb::Scatter)
 }
 
+/// Whether the verb combines elements.
+pub(super) const fn reduces(verb: Verb) -> bool {
+    matches!(verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter)
+}
+
 /// Whether arrays of the verb have a part for each seat.
 const fn has_parts(verb: Verb) -> bool {
     matches!(verb, Verb::AllGather | Verb::Gather | Verb::Scatter | Verb::ReduceScatter | Verb::AllToAll)
@@ -206,7 +209,7 @@ pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usiz
     if call.input_layout.or(call.output_layout).is_some() {
         return Err(Error::invalid("layout", "strided", "call", "must be packed before it comes to a group"));
     }
-    if matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter) {
+    if reduces(call.verb) {
         reduce::check(call.dtype, call.op)?;
     }
     if is_rooted(call.verb) && call.root >= members {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{DeviceBytes, Mesh};
-use crate::communicator::ccl::{GpuCall, GpuGroup, Mate};
+use crate::communicator::ccl::{GpuCall, GpuGroup};
 use crate::device;
 use crate::error::{Error, Result};
 use crate::recorder::Site;
@@ -151,12 +151,8 @@ impl Mesh {
             let why = "this version takes one GPU for each member: start a process for each GPU";
             return Err(Error::unsupported(what, why));
         };
-        let mates = self.topology().members().iter().enumerate().map(|(index, member)| {
-            let process = &member.introduction.process;
-            Mate { index, host: process.host_name.clone(), pid: process.pid }
-        });
         let library = device::collective_library(gpu.vendor);
-        let group = GpuGroup::join(self.communicator(), mates.collect(), library, stream, deadline)?;
+        let group = GpuGroup::join(self.communicator(), library, stream, deadline)?;
         let group = Arc::new(group);
         *joined = Some(Joined { group: Arc::clone(&group), stream: Arc::clone(stream) });
         Ok(group)

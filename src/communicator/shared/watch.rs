@@ -75,15 +75,10 @@ impl SharedCommunicator {
                 control.sleep(place, watch.deadline.pause());
             }
             // One that came and gave up has left this call to nobody.
-            if !control.has_concluded(watch.sequence) {
-                match control.state() {
-                    State::Left => {
-                        let cause = control.cause();
-                        return Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text));
-                    }
-                    State::WentOn => return Err(self.gate.left_behind(&control.successor())),
-                    State::Live | State::Closed => {}
-                }
+            if !control.has_concluded(watch.sequence)
+                && let Some(error) = self.departure(seat)
+            {
+                return Err(error);
             }
         }
         // A call of many steps that never has to wait is asked for its interrupt too.
@@ -159,13 +154,10 @@ impl SharedCommunicator {
 
     /// Whether a seat can still come; whether its process is gone was looked at before.
     pub(super) fn check_life(&self, seat: usize, is_gone: bool, phase: impl Fn() -> String) -> Result<()> {
-        let control = &self.controls[seat];
-        match control.state() {
-            State::Left => {
-                let cause = control.cause();
-                Err(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text))
-            }
-            State::WentOn => Err(self.gate.left_behind(&control.successor())),
+        if let Some(error) = self.departure(seat) {
+            return Err(error);
+        }
+        match self.controls[seat].state() {
             State::Closed => {
                 let doing = self.doing(seat);
                 Err(self.lost(self.seats[seat], format!("{}: it closed the group after {doing}", phase())))
@@ -174,7 +166,20 @@ impl SharedCommunicator {
                 let doing = self.doing(seat);
                 Err(self.lost(self.seats[seat], format!("{}: its process ended in {doing}", phase())))
             }
-            State::Live => Ok(()),
+            State::Live | State::Left | State::WentOn => Ok(()),
+        }
+    }
+
+    /// What a seat said that gave up, or went on without this member.
+    fn departure(&self, seat: usize) -> Option<Error> {
+        let control = &self.controls[seat];
+        match control.state() {
+            State::Left => {
+                let cause = control.cause();
+                Some(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text))
+            }
+            State::WentOn => Some(self.gate.left_behind(&control.successor())),
+            State::Live | State::Closed => None,
         }
     }
 

@@ -1,14 +1,16 @@
+#[cfg(any(feature = "nccl", feature = "rccl"))]
 use std::process::Command;
 
 use super::*;
 
 /// A library compiled from C, in a folder of its own that goes with it.
-#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
+#[cfg(any(feature = "nccl", feature = "rccl"))]
 struct Built {
     folder: PathBuf,
     path: PathBuf,
 }
 
+#[cfg(any(feature = "nccl", feature = "rccl"))]
 impl Drop for Built {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -16,7 +18,7 @@ impl Drop for Built {
 }
 
 /// Compiles a library that has the needed functions, but for one, and says this version.
-#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
+#[cfg(any(feature = "nccl", feature = "rccl"))]
 fn built(version: u32, without: &str, more: &str) -> Built {
     let nonce = crate::sys::random::nonce().expect("random bytes");
     let folder = std::env::temp_dir().join(format!("uform-test-ccl-{nonce}"));
@@ -42,7 +44,7 @@ fn named(path: &Path) -> Places {
     Places { named: Some((path.to_owned(), "UFORM_NCCL")), packages: Vec::new() }
 }
 
-#[cfg_attr(not(any(feature = "nccl", feature = "rccl")), allow(dead_code))]
+#[cfg(any(feature = "nccl", feature = "rccl"))]
 fn refused(vendor: GpuVendor, built: &Built) -> String {
     let refusal = Library::open(vendor, &named(&built.path)).expect_err("of no use");
     assert!(!refusal.is_absent);

@@ -93,7 +93,8 @@ class Members:
         output = self.folder / f"output-{len(self.all)}-{uuid.uuid4().hex[:8]}"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                command,
+                # Whoever starts the tests in the background may ignore the signal, and that is inherited.
+                ["env", "--default-signal=INT", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

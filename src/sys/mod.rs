@@ -41,4 +41,4 @@ mod span;
 pub use absent::mpi;
 pub use deadline::{CHECK_INTERVAL, Clock, Deadline, InterruptCheck};
 pub use layout::Layout;
-pub use span::{Element, Span, SpanMut};
+pub use span::{Element, Span, SpanMut, settle};

@@ -240,8 +240,18 @@ impl<'a> SpanMut<'a> {
     ///
     /// # Errors
     /// `Invalid` if the lengths differ.
-    #[allow(unsafe_code, reason = "raw copy between spans")]
     pub fn stream_from(&mut self, source: Span<'_>) -> Result<()> {
+        self.pour_from(source)?;
+        settle();
+        Ok(())
+    }
+
+    /// As [`SpanMut::stream_from`], for many pieces: others see them only after [`settle`], which takes as long as a small piece.
+    ///
+    /// # Errors
+    /// `Invalid` if the lengths differ.
+    #[allow(unsafe_code, reason = "raw copy between spans")]
+    pub fn pour_from(&mut self, source: Span<'_>) -> Result<()> {
         let (from, to, count) = (source.pointer.addr(), self.pointer.addr(), self.byte_count);
         let is_apart = from.saturating_add(count) <= to || to.saturating_add(count) <= from;
         if !is_apart || source.byte_count != count || !cfg!(target_arch = "x86_64") {
@@ -260,19 +270,30 @@ impl<'a> SpanMut<'a> {
     }
 }
 
-/// Copies with stores that bypass the caches; they are seen by others before anything that this thread stores later.
+/// Has what this thread poured past the caches seen by others before anything that it stores later.
+#[inline]
+#[allow(unsafe_code, reason = "an instruction of the processor")]
+pub fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this architecture has the instruction, which touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// Copies with stores that bypass the caches, and are ordered by [`settle`] alone.
 ///
 /// # Safety
 /// `count` bytes must be readable at `source` and writable at `target`, and not overlap.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "raw copy between spans")]
 unsafe fn stream(source: *const u8, target: *mut u8, count: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const LINE: usize = 64;
     let head = target.align_offset(LINE).min(count);
     let lines = (count - head) / LINE;
     // SAFETY: head, lines and tail are the `count` bytes of the caller, one after the other; the target of a line is aligned, and
-    // every x86_64 processor has these instructions. The fence orders the stores before later ones, which they else are not.
+    // every x86_64 processor has these instructions.
     unsafe {
         std::ptr::copy_nonoverlapping(source, target, head);
         for line in 0..lines {
@@ -283,7 +304,6 @@ unsafe fn stream(source: *const u8, target: *mut u8, count: usize) {
                 _mm_stream_si128(to.add(word), value);
             }
         }
-        _mm_sfence();
         let done = head + lines * LINE;
         std::ptr::copy_nonoverlapping(source.add(done), target.add(done), count - done);
     }

@@ -5,6 +5,7 @@
 //! How the words order what lies around them:
 //! - `PROGRESS` is written after everything that its place stands for: descriptor, inline bytes, stages, shares of arenas. The
 //!   write releases and the reads acquire, so that whoever sees a place sees all of that.
+//!   What was stored past the caches is ordered by a fence of its own before that write (`sys::settle`).
 //! - It also acquires in effect for its writer: a member overwrites what others read (a slot, a stage, an array) only after it
 //!   has seen a place that they publish after their reads, and no store passes an earlier load on the way to a release.
 //! - A slot is written again two calls later. Before that its writer has seen all others in the call between, which they
@@ -50,6 +51,9 @@ const SLOT_BYTES: usize = 8192;
 const DESCRIPTOR_BYTES: usize = 64;
 const STAGE: usize = SLOTS + 2 * SLOT_BYTES;
 const TEXT_LIMIT: usize = 512;
+/// Contributions from this size on are written past the caches: what one core changes and another reads, again and again, comes
+/// faster through memory.
+const STREAMED_BYTES: usize = 2 << 10;
 /// Bytes of a text and its length.
 const SITE_ROOM: usize = 256;
 
@@ -287,7 +291,9 @@ impl Control {
     pub(super) fn write_inline(&self, sequence: u64, bytes: Span<'_>) -> Result<()> {
         let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
         let end = start + bytes.byte_count().min(INLINE_BYTES);
-        self.segment.span_mut().part(start..end)?.copy_from(bytes)
+        let mut whole = self.segment.span_mut();
+        let mut target = whole.part(start..end)?;
+        if end - start < STREAMED_BYTES { target.copy_from(bytes) } else { target.stream_from(bytes) }
     }
 
     /// One of the two stages, whole.

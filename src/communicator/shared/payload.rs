@@ -15,7 +15,7 @@ use crate::communicator::reduce::{pieces, share, with_spans};
 use crate::communicator::{parts, small};
 use crate::error::Result;
 use crate::sys::kernel::Table;
-use crate::sys::{Span, SpanMut};
+use crate::sys::{Span, SpanMut, settle};
 use crate::vocabulary::Verb;
 
 /// The arguments of one call, counted in elements.
@@ -32,8 +32,18 @@ pub(super) struct Work<'c, 'a> {
     is_large: bool,
 }
 
+/// Bytes that are reduced at a time.
+const BLOCK_BYTES: usize = 8 << 10;
 /// Outputs from this size on are written past the caches, where nothing of them was read.
 const LARGE_BYTES: usize = 8 << 20;
+
+/// Copies into the own stage, for others to read after the next step.
+///
+/// Past the caches: a line that one core changes and another reads, again and again, goes from cache to cache each way. Where the
+/// two cores share no cache that takes several times as long as through memory.
+pub(super) fn show(target: &mut SpanMut<'_>, source: Span<'_>) -> Result<()> {
+    target.pour_from(source)
+}
 
 impl Work<'_, '_> {
     /// Counts bytes of the output that are there.
@@ -121,6 +131,7 @@ impl SharedCommunicator {
     /// Publishes a step and waits for it on all members.
     pub(super) fn step_together(&self, watch: &Watch<'_>, step: &mut u64) -> Result<()> {
         *step += 1;
+        settle();
         self.own_control().advance(control::place(watch.sequence, *step));
         self.reach(watch, *step, &|_| true)
     }
@@ -151,7 +162,7 @@ impl SharedCommunicator {
                     for seat in (0..members).filter(|seat| *seat != own) {
                         let (staged, place) = places(number, seat);
                         let source = work.input.unwrap_or(output.as_span()).part(place)?;
-                        stage.part(staged)?.copy_from(source)?;
+                        show(&mut stage.part(staged)?, source)?;
                     }
                     Ok(())
                 })?;
@@ -169,7 +180,8 @@ impl SharedCommunicator {
         Ok(())
     }
 
-    /// Reduces the own share of a piece into the own stage, and into the output of who reads.
+    /// Reduces the own share of a piece into the own stage, and into the output of who reads: a block at a time, which goes to both
+    /// places out of the first cache.
     fn reduce_share(
         &self,
         work: &Work<'_, '_>,
@@ -178,21 +190,30 @@ impl SharedCommunicator {
         output: &mut SpanMut<'_>,
         reads: bool,
     ) -> Result<()> {
-        let own = work.input.unwrap_or(output.as_span()).part(place.clone())?;
-        let source = |seat: usize| match seat {
-            _ if seat == self.own => Ok(own),
-            _ => self.controls[seat].stage(number)?.part(staged.clone()),
-        };
+        let Descriptor { dtype, op, .. } = *work.descriptor;
+        let mut block = [0_u64; BLOCK_BYTES / 8];
+        let mut block = SpanMut::of(&mut block);
         self.own_control().with_stage(number, |stage| {
-            let mut target = stage.part(staged.clone())?;
-            with_spans(self.seats.len(), source, |sources| {
-                let Descriptor { dtype, op, .. } = *work.descriptor;
-                work.kernels.reduce(dtype, op, sources, &mut target)
-            })
+            for bytes in pieces(staged.len(), BLOCK_BYTES) {
+                let within = |range: &Range<usize>| range.start + bytes.start..range.start + bytes.end;
+                let own = work.input.unwrap_or(output.as_span()).part(within(&place))?;
+                let source = |seat: usize| match seat {
+                    _ if seat == self.own => Ok(own),
+                    _ => self.controls[seat].stage(number)?.part(within(&staged)),
+                };
+                let mut result = block.part(0..bytes.len())?;
+                with_spans(self.seats.len(), source, |sources| {
+                    work.kernels.reduce(dtype, op, sources, &mut result)
+                })?;
+                show(&mut stage.part(within(&staged))?, result.as_span())?;
+                if reads {
+                    output.part(within(&place))?.copy_from(result.as_span())?;
+                }
+            }
+            Ok(())
         })?;
         if reads {
             work.advance(place.len());
-            output.part(place)?.copy_from(self.own_control().stage(number)?.part(staged)?)?;
         }
         Ok(())
     }
@@ -209,11 +230,12 @@ impl SharedCommunicator {
                     self.reach(work.watch, step - 2, &|_| true)?;
                 }
                 let source = output.as_span().part(bytes)?;
-                self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
+                self.own_control().with_stage(number, |stage| show(&mut stage.part(0..length)?, source))?;
             } else {
                 self.reach(work.watch, step, &|seat| seat == root)?;
                 work.put(&mut output.part(bytes)?, self.controls[root].stage(number)?.part(0..length)?)?;
             }
+            settle();
             self.own_control().advance(control::place(work.watch.sequence, step));
             work.advance(length);
         }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::SharedCommunicator;
 use super::control::LAST_STEP;
-use super::payload::Work;
+use super::payload::{Work, show};
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::parts::{self, PAIR_BYTES, places};
 use crate::communicator::reduce::pieces;
@@ -95,7 +95,7 @@ impl SharedCommunicator {
                 None => output.as_span().part(cut(own, &round))?,
             };
             let length = source.byte_count();
-            self.own_control().with_stage(number, |stage| stage.part(0..length)?.copy_from(source))?;
+            self.own_control().with_stage(number, |stage| show(&mut stage.part(0..length)?, source))?;
             self.step_together(work.watch, &mut step)?;
             for (seat, (part, control)) in parts.iter().zip(&self.controls).enumerate().filter(|_| reads) {
                 let range = cut(part, &round);
@@ -137,7 +137,7 @@ impl SharedCommunicator {
                     for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
                         let source = input.part(cut(part, &round))?;
                         let start = seat * slot;
-                        stage.part(start..start + source.byte_count())?.copy_from(source)?;
+                        show(&mut stage.part(start..start + source.byte_count())?, source)?;
                     }
                     Ok(())
                 })?;

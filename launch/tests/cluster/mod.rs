@@ -251,10 +251,15 @@ impl Cluster {
     }
 
     /// Waits until `ready` holds.
+    ///
+    /// # Panics
+    /// If it does not in time, with what the controller has written.
+    #[track_caller]
     pub(crate) fn until(&self, what: &str, mut ready: impl FnMut() -> bool) {
         let start = Instant::now();
         while !ready() {
-            assert!(start.elapsed() < DEADLINE, "no {what}");
+            let log = || std::fs::read_to_string(self.folder.0.join("log/slurmctld.log")).unwrap_or_default();
+            assert!(start.elapsed() < DEADLINE, "no {what}\n{}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -283,7 +288,7 @@ fn configure(folder: &Path) -> std::io::Result<()> {
          SlurmdLogFile={place}/log/slurmd.%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
          JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
          JobCompType=jobcomp/none\nSwitchType=switch/none\nMpiDefault=none\nSchedulerType=sched/backfill\n\
-         SchedulerParameters=batch_sched_delay=0,bf_interval=1\nMailProg=/bin/true\nSelectType=select/cons_tres\n\
+         SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1\nMailProg=/bin/true\nSelectType=select/cons_tres\n\
          SelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nPropagateResourceLimits=NONE\n\
          ReturnToService=2\nSlurmctldTimeout=30\nSlurmdTimeout=30\nMessageTimeout=10\nKillWait=2\nInactiveLimit=0\n\
          MinJobAge=30\nUnkillableStepTimeout=15\nGresTypes=gpu\n\

@@ -51,9 +51,6 @@ const SLOT_BYTES: usize = 8192;
 const DESCRIPTOR_BYTES: usize = 64;
 const STAGE: usize = SLOTS + 2 * SLOT_BYTES;
 const TEXT_LIMIT: usize = 512;
-/// Contributions from this size on are written past the caches: what one core changes and another reads, again and again, comes
-/// faster through memory.
-const STREAMED_BYTES: usize = 2 << 10;
 /// Bytes of a text and its length.
 const SITE_ROOM: usize = 256;
 
@@ -288,12 +285,12 @@ impl Control {
         self.segment.span().part(start..start + byte_count.min(INLINE_BYTES))
     }
 
-    pub(super) fn write_inline(&self, sequence: u64, bytes: Span<'_>) -> Result<()> {
+    pub(super) fn write_inline(&self, sequence: u64, bytes: Span<'_>, streams: bool) -> Result<()> {
         let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
         let end = start + bytes.byte_count().min(INLINE_BYTES);
         let mut whole = self.segment.span_mut();
         let mut target = whole.part(start..end)?;
-        if end - start < STREAMED_BYTES { target.copy_from(bytes) } else { target.stream_from(bytes) }
+        if streams { target.stream_from(bytes) } else { target.copy_from(bytes) }
     }
 
     /// One of the two stages, whole.

@@ -4,6 +4,7 @@ mod arena;
 mod channel;
 mod control;
 mod direct;
+mod habits;
 mod join;
 mod pairs;
 mod payload;
@@ -18,6 +19,7 @@ use std::sync::{Arc, OnceLock, Weak};
 pub use proof::{Listener, Proof};
 
 use self::control::Control;
+use self::habits::Habits;
 use self::watch::Watch;
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
@@ -29,8 +31,13 @@ use crate::sys::shared::Segment;
 use crate::topology::Group;
 use crate::vocabulary::Verb;
 
-/// Bytes of one stage: a member's contribution passes through it piece by piece. Both stages stay in the second cache.
-const PIECE_BYTES: usize = 256 << 10;
+/// Bytes of one stage: a member's contribution passes through it piece by piece. What is larger than the second cache comes out
+/// of a cache that cores share.
+const PIECE_BYTES: usize = 1 << 20;
+/// Bytes of one stage that all members of a group have together, as long as each has the least.
+const PIECES_BYTES: usize = 4 << 20;
+/// The smallest stage that is chosen.
+const LEAST_PIECE_BYTES: usize = 256 << 10;
 /// The largest stage that may be asked for.
 const PIECE_LIMIT: usize = 1 << 30;
 /// Looks at a peer's progress before sleeping, where every member has a core of its own.
@@ -65,6 +72,7 @@ struct Turn {
     arena_count: u64,
     arenas: BTreeMap<u64, Weak<arena::Parts>>,
     ended: Option<Error>,
+    habits: Habits,
 }
 
 impl gate::Turn for Turn {
@@ -94,7 +102,8 @@ impl SharedCommunicator {
     /// `Unsupported` if a member of the group is not among the proved; `Exhausted` on all members, naming the one
     /// that could not reserve its part; `Lost`, `TimedOut` and `Interrupted`.
     pub fn join(proof: Proof, group: &Group, deadline: &Deadline<'_>) -> Result<Arc<Self>> {
-        Self::join_with(proof, group, PIECE_BYTES, deadline)
+        let piece_bytes = (PIECES_BYTES / group.seats.len().max(1)).clamp(LEAST_PIECE_BYTES, PIECE_BYTES);
+        Self::join_with(proof, group, piece_bytes / 8 * 8, deadline)
     }
 
     /// Joins with stages of another size, the same on all members: a multiple of 8 that holds 8 bytes for each.
@@ -254,7 +263,7 @@ impl Communicator for SharedCommunicator {
         };
         // Alive as long as the call: its array lies in it.
         let arena = descriptor.lies.and_then(|lies| turn.arenas.get(&lies.arena)).and_then(Weak::upgrade);
-        let result = self.carry(&watch, &descriptor, arena.as_deref(), &mut call);
+        let result = self.carry(&watch, &descriptor, (arena.as_deref(), &turn.habits), &mut call);
         self.finish(&mut turn, &watch, result)
     }
 

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::arena::Parts;
 use super::control::{self, INLINE_BYTES, LAST_STEP};
+use super::habits::{Habits, Pace};
 use super::watch::Watch;
 use super::{Call, SharedCommunicator};
 use crate::communicator::Progress;
@@ -28,6 +29,8 @@ pub(super) struct Work<'c, 'a> {
     pub(super) input: Option<Span<'c>>,
     pub(super) kernels: Table,
     progress: Option<&'c Progress<'c>>,
+    /// The rounds of this call through the stages.
+    pub(super) pace: Pace<'c>,
     /// Whether the output is too large to stay in a cache.
     is_large: bool,
 }
@@ -37,12 +40,9 @@ const BLOCK_BYTES: usize = 8 << 10;
 /// Outputs from this size on are written past the caches, where nothing of them was read.
 const LARGE_BYTES: usize = 8 << 20;
 
-/// Copies into the own stage, for others to read after the next step.
-///
-/// Past the caches: a line that one core changes and another reads, again and again, goes from cache to cache each way. Where the
-/// two cores share no cache that takes several times as long as through memory.
-pub(super) fn show(target: &mut SpanMut<'_>, source: Span<'_>) -> Result<()> {
-    target.pour_from(source)
+/// Copies into the own stage, for others to read after the next step: through the caches, or past them.
+pub(super) fn show(target: &mut SpanMut<'_>, source: Span<'_>, streams: bool) -> Result<()> {
+    if streams { target.pour_from(source) } else { target.copy_from(source) }
 }
 
 impl Work<'_, '_> {
@@ -78,7 +78,7 @@ impl SharedCommunicator {
         &self,
         watch: &Watch<'_>,
         descriptor: &Descriptor,
-        arena: Option<&Parts>,
+        (arena, habits): (Option<&Parts>, &Habits),
         call: &mut Call<'_>,
     ) -> Result<()> {
         let (size, members) = (descriptor.dtype.size_bytes(), self.seats.len());
@@ -92,11 +92,14 @@ impl SharedCommunicator {
         let (own, part_bytes) = (self.own, count.saturating_mul(size));
         let contribution_bytes = small::contribution_bytes(descriptor.verb, part_bytes, members);
         let is_small = !descriptor.is_counted() && contribution_bytes <= INLINE_BYTES;
+        let pace = habits.pace(descriptor.verb, contribution_bytes);
         if is_small && let Some(contribution) = small::contribution(call, own, part_bytes)? {
-            self.own_control().write_inline(watch.sequence, contribution)?;
+            let streams = pace.begin();
+            self.own_control().write_inline(watch.sequence, contribution, streams)?;
+            pace.pause();
         }
         if let Some(pairs) = parts::pairs(call) {
-            self.own_control().write_inline(watch.sequence, Span::of(&pairs))?;
+            self.own_control().write_inline(watch.sequence, Span::of(&pairs), false)?;
         }
         self.enter(watch, descriptor)?;
         call.matched();
@@ -105,11 +108,15 @@ impl SharedCommunicator {
         }
         if is_small {
             let contributed = |seat: usize| self.controls[seat].inline(watch.sequence, contribution_bytes);
-            return small::settle(call, own, members, part_bytes, contributed);
+            pace.resume();
+            small::settle(call, own, members, part_bytes, contributed)?;
+            pace.end();
+            return Ok(());
         }
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
         let is_large = call.output.byte_count() >= LARGE_BYTES;
-        let work = Work { watch, descriptor, size, count, input: call.input, kernels, progress, is_large };
+        let work =
+            Work { watch, descriptor, size, count, input: call.input, kernels, progress, pace, is_large };
         let output = &mut call.output;
         if Self::is_direct(descriptor)
             && let Some(arena) = arena
@@ -157,24 +164,28 @@ impl SharedCommunicator {
         };
         let mut step = 1;
         for number in 0..=rounds {
+            let streams = number < rounds && work.pace.begin();
             if number < rounds {
                 self.own_control().with_stage(number, |stage| {
                     for seat in (0..members).filter(|seat| *seat != own) {
                         let (staged, place) = places(number, seat);
                         let source = work.input.unwrap_or(output.as_span()).part(place)?;
-                        show(&mut stage.part(staged)?, source)?;
+                        show(&mut stage.part(staged)?, source, streams)?;
                     }
                     Ok(())
                 })?;
             }
             self.step_together(work.watch, &mut step)?;
             if number < rounds {
-                self.reduce_share(work, number, places(number, own), output, reads)?;
+                self.reduce_share(work, (number, streams), places(number, own), output, reads)?;
             }
             for seat in (0..members).filter(|seat| reads && number > 0 && *seat != own) {
                 let (staged, place) = places(number - 1, seat);
                 work.advance(place.len());
                 output.part(place)?.copy_from(self.controls[seat].stage(number - 1)?.part(staged)?)?;
+            }
+            if number < rounds {
+                work.pace.end();
             }
         }
         Ok(())
@@ -185,7 +196,7 @@ impl SharedCommunicator {
     fn reduce_share(
         &self,
         work: &Work<'_, '_>,
-        number: usize,
+        (number, streams): (usize, bool),
         (staged, place): (Range<usize>, Range<usize>),
         output: &mut SpanMut<'_>,
         reads: bool,
@@ -205,7 +216,7 @@ impl SharedCommunicator {
                 with_spans(self.seats.len(), source, |sources| {
                     work.kernels.reduce(dtype, op, sources, &mut result)
                 })?;
-                show(&mut stage.part(within(&staged))?, result.as_span())?;
+                show(&mut stage.part(within(&staged))?, result.as_span(), streams)?;
                 if reads {
                     output.part(within(&place))?.copy_from(result.as_span())?;
                 }
@@ -224,19 +235,22 @@ impl SharedCommunicator {
             let bytes = piece.start * work.size..piece.end * work.size;
             let length = bytes.len();
             let step = 2 + number as u64;
+            let streams = work.pace.begin();
             if root == self.own {
                 // This stage was read by all before they published the step of the piece in it.
                 if number >= 2 {
                     self.reach(work.watch, step - 2, &|_| true)?;
                 }
                 let source = output.as_span().part(bytes)?;
-                self.own_control().with_stage(number, |stage| show(&mut stage.part(0..length)?, source))?;
+                self.own_control()
+                    .with_stage(number, |stage| show(&mut stage.part(0..length)?, source, streams))?;
             } else {
                 self.reach(work.watch, step, &|seat| seat == root)?;
                 work.put(&mut output.part(bytes)?, self.controls[root].stage(number)?.part(0..length)?)?;
             }
             settle();
             self.own_control().advance(control::place(work.watch.sequence, step));
+            work.pace.end();
             work.advance(length);
         }
         Ok(())

@@ -95,7 +95,9 @@ impl SharedCommunicator {
                 None => output.as_span().part(cut(own, &round))?,
             };
             let length = source.byte_count();
-            self.own_control().with_stage(number, |stage| show(&mut stage.part(0..length)?, source))?;
+            let streams = work.pace.begin();
+            self.own_control()
+                .with_stage(number, |stage| show(&mut stage.part(0..length)?, source, streams))?;
             self.step_together(work.watch, &mut step)?;
             for (seat, (part, control)) in parts.iter().zip(&self.controls).enumerate().filter(|_| reads) {
                 let range = cut(part, &round);
@@ -111,6 +113,7 @@ impl SharedCommunicator {
                 }
                 work.advance(source.byte_count());
             }
+            work.pace.end();
         }
         Ok(())
     }
@@ -132,12 +135,13 @@ impl SharedCommunicator {
         }
         let mut step = 1;
         for (number, round) in pieces(longest, slot).enumerate() {
+            let streams = work.pace.begin();
             if let Some(input) = work.input {
                 self.own_control().with_stage(number, |stage| {
                     for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
                         let source = input.part(cut(part, &round))?;
                         let start = seat * slot;
-                        show(&mut stage.part(start..start + source.byte_count())?, source)?;
+                        show(&mut stage.part(start..start + source.byte_count())?, source, streams)?;
                     }
                     Ok(())
                 })?;
@@ -148,6 +152,7 @@ impl SharedCommunicator {
                 _ => control.stage(number)?.part(self.own * slot..(self.own + 1) * slot),
             });
             take(&round, &slots.collect::<Result<Vec<_>>>()?)?;
+            work.pace.end();
         }
         Ok(())
     }

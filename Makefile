@@ -41,7 +41,8 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers network c-tools lint-rust test-rust wheel lint-python test-python lint-deny-installed
+test: toolchain launchers slurm network c-tools vendor lint-rust test-rust test-mpi wheel lint-python test-python \
+	lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny
 
@@ -67,12 +68,14 @@ toolchain:
 	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
 		{ echo "rustfmt and clippy are missing: run 'rustup component add rustfmt clippy'" >&2; exit 1; }
 
-# The tests that run under a real mpirun are skipped where these are missing, unless UFORM_REQUIRE names them.
+# What runs under a real mpirun, or is built with an MPI, is skipped where these are missing, unless UFORM_REQUIRE names it.
 MPI_PACKAGES := openmpi-bin mpich libopenmpi-dev libmpich-dev libclang-dev
+# The feature mpi is built by a compiler of that MPI, and by libclang, which reads its header.
+has-mpi = command -v mpicc.$(1) >/dev/null && { [ -n "$${LIBCLANG_PATH:-}" ] || \
+	ls /usr/lib/llvm*/lib/libclang*.so* >/dev/null 2>&1 || ls /usr/lib*/libclang*.so* >/dev/null 2>&1; }
 launchers:
-	@if ! command -v mpicc.openmpi >/dev/null || ! command -v mpicc.mpich >/dev/null || \
-		! command -v mpirun.openmpi >/dev/null || ! command -v mpiexec.hydra >/dev/null || \
-		! ls /usr/lib/llvm*/lib/libclang*.so* >/dev/null 2>&1; then \
+	@if ! { $(call has-mpi,openmpi); } || ! { $(call has-mpi,mpich); } || \
+		! command -v mpirun.openmpi >/dev/null || ! command -v mpiexec.hydra >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq \
 				--no-install-recommends $(MPI_PACKAGES) >/dev/null; \
@@ -107,10 +110,10 @@ lint-rust:
 	cargo fmt --all --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	cargo clippy --quiet --locked --package uform --all-targets --no-default-features -- -D warnings
-	if command -v mpicc.openmpi >/dev/null; then \
+	if $(call has-mpi,openmpi); then \
 		$(call with-mpi,openmpi) cargo clippy --quiet --locked --package uform --all-targets --all-features -- -D warnings; \
 	else \
-		echo "mpicc.openmpi is not installed: the feature mpi is not checked"; \
+		echo "mpicc.openmpi or libclang is not installed: the feature mpi is not checked"; \
 	fi
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 
@@ -130,12 +133,12 @@ with-mpi = MPICC=mpicc.$(1) CARGO_TARGET_DIR=$(TARGET)/$(1)
 # UFORM_REQUIRE with the word `mpi` turns a missing MPI into a failure.
 test-mpi:
 	@for mpi in openmpi mpich; do \
-		if command -v mpicc.$$mpi >/dev/null; then \
+		if $(call has-mpi,$$mpi); then \
 			$(call with-mpi,$$mpi) cargo test --quiet --locked --package uform --features mpi --test mpi member::; \
 		elif [[ ",$${UFORM_REQUIRE:-}," == *,mpi,* ]]; then \
-			echo "UFORM_REQUIRE names mpi: no mpicc.$$mpi" >&2; exit 1; \
+			echo "UFORM_REQUIRE names mpi: no mpicc.$$mpi, or no libclang" >&2; exit 1; \
 		else \
-			echo "skipped: mpicc.$$mpi is not installed"; \
+			echo "skipped: mpicc.$$mpi or libclang is not installed"; \
 		fi; \
 	done
 

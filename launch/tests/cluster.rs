@@ -183,6 +183,71 @@ fn a_process_that_fails_is_named_on_every_node() {
     assert_eq!(err.matches("index 3 on host n2 failed first: exit code 9").count(), 2, "{err}");
 }
 
+/// A member of a run that meets in it, says so, and waits for one that never comes. `UFORM_TEST_DIES` names one that is killed.
+#[test]
+#[ignore = "a task of a step, which the tests below start"]
+fn play() {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    let mesh = uform::Mesh::bootstrap(None, None).expect("formed");
+    mesh.barrier().expect("all have come");
+    let shared = std::path::PathBuf::from(variable("UFORM_DIRECTORY"));
+    std::fs::write(shared.join(format!("ready.{}", mesh.index())), "").expect("written");
+    if variable("UFORM_TEST_DIES") == mesh.index().to_string() {
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("it is ours");
+    }
+    if variable("UFORM_TEST_STAYS").split(',').any(|index| index == mesh.index().to_string()) {
+        std::thread::sleep(std::time::Duration::from_secs(600));
+    }
+    let error = mesh.barrier().expect_err("one has gone");
+    println!("index {} heard: {error}", mesh.index());
+}
+
+/// A step of two tasks on each node that play their role, with a variable.
+fn members<'a>(binary: &'a str, variable: &'a str) -> Vec<&'a str> {
+    let step = ["srun", "-N3", "--ntasks-per-node=2", "--kill-on-bad-exit=0", "env", variable, binary];
+    [&step[..], &["--exact", "play", "--ignored", "--nocapture", "--test-threads=1"]].concat()
+}
+
+#[test]
+fn a_task_that_is_killed_is_named_by_the_members() {
+    let Some(cluster) = cluster() else { return };
+    let binary = std::env::current_exe().expect("it runs").display().to_string();
+    let ended = cluster.run(&members(&binary, "UFORM_TEST_DIES=3"));
+    let (out, err) = (text(&ended.stdout), text(&ended.stderr));
+    for index in [0, 1, 2, 4, 5] {
+        let line = format!("index {index} heard: lost index 3 (host n2, pid ");
+        assert!(out.contains(&line), "{line}: {out}\n{err}");
+    }
+    assert!(!ended.status.success(), "{err}");
+    assert!(err.contains("n2: task 3: Killed"), "{err}");
+}
+
+#[test]
+fn a_node_that_vanishes_is_named_by_the_members() {
+    let Some(mut cluster) = cluster() else { return };
+    let shared = cluster.shared();
+    let binary = std::env::current_exe().expect("it runs").display().to_string();
+    let mut words = members(&binary, "UFORM_TEST_STAYS=4,5");
+    let output = format!("--output={}/heard.%t", shared.display());
+    words.insert(1, &output);
+    let mut step = cluster.spawn(&words);
+    cluster.until("six members", || (0..6).all(|index| shared.join(format!("ready.{index}")).exists()));
+    cluster.crash(2);
+    for index in 0..4 {
+        let heard = || std::fs::read_to_string(shared.join(format!("heard.{index}"))).unwrap_or_default();
+        cluster.until("members that hear of it", || heard().contains("test result: "));
+        let heard = heard();
+        assert!(
+            [4, 5].iter().any(|gone| heard
+                .contains(&format!("index {index} heard: lost index {gone} (host n3, pid "))),
+            "{heard}"
+        );
+    }
+    let _ = step.kill();
+    let _ = step.wait();
+}
+
 #[test]
 fn a_signal_to_the_step_reaches_each_process_once() {
     let Some(cluster) = cluster() else { return };

@@ -39,6 +39,21 @@ impl Drop for Folder {
     }
 }
 
+/// How the names of the folders begin; the process that made one follows.
+const PREFIX: &str = "uform-slurm-";
+
+/// Removes the folders of tests that were killed. Their processes and mounts the kernel has ended.
+fn reclaim() {
+    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+        if pid.is_some_and(|(pid, _)| !Path::new("/proc").join(pid).exists()) {
+            // Another test may have been quicker.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// A cluster, `None` where this machine cannot have one, which is said.
 ///
 /// # Panics
@@ -152,7 +167,9 @@ impl Cluster {
         }
         let failed = |error: std::io::Error| error.to_string();
         let nonce = uform::sys::random::nonce().map_err(|error| error.to_string())?;
-        let owned = Folder(std::env::temp_dir().join(format!("uform-slurm-{nonce}")));
+        reclaim();
+        let name = format!("{PREFIX}{}-{nonce}", std::process::id());
+        let owned = Folder(std::env::temp_dir().join(name));
         let folder = owned.0.clone();
         std::fs::create_dir(&folder).map_err(failed)?;
         for name in ["state", "log", "shared"] {

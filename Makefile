@@ -17,7 +17,7 @@ export PATH := $(TOOLS)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help train test lint bench bench-peers clean wheel lint-rust lint-python lint-deny-installed lint-deny \
-	test-rust test-python test-mpi test-mpi4py test-vendor toolchain launchers slurm network vendor
+	test-rust test-python test-mpi test-mpi4py test-vendor test-peers toolchain launchers slurm network vendor
 
 # Where `make install` puts the C library: $(DESTDIR) before it is the root of a package that is being made.
 PREFIX ?= /usr/local
@@ -32,6 +32,7 @@ CARGO_PROFILE ?= release
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
 	@echo "make test    everything that .ci/run runs"
+	@echo "make test-peers  the real torchrun, and tensors of torch, in an environment of its own (4 GB)"
 	@echo "make lint    formatting, lints, types and licences, without running a test"
 	@echo "make bench   measure this machine"
 	@echo "make bench-peers BENCH=DIR   compare with the peers that a bench in DIR starts, see docs/performance.md"
@@ -62,7 +63,7 @@ bench-peers: wheel
 
 clean:
 	cargo clean
-	rm -rf $(VENV) $(MPI_VENV) $(TOOLS) $(VENDOR) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(MPI_VENV) $(PEERS_VENV) $(TOOLS) $(VENDOR) dist checkpoints .mypy_cache .ruff_cache .pytest_cache
 
 toolchain:
 	@cargo fmt --version >/dev/null && cargo clippy --version >/dev/null || \
@@ -185,6 +186,16 @@ vendor:
 test-vendor: vendor
 	cargo test --locked --test uform vendor::
 
+# torch and its real torchrun, in an environment of its own: 1.9 GB to load, 4.2 GB on disk. No GPU is used, but torch does not
+# load without these libraries of NVIDIA.
+PEERS_VENV := .venv-peers
+PEERS_PYTHON = $(CURDIR)/$(PEERS_VENV)/bin/python
+test-peers: wheel network
+	[ -x $(PEERS_PYTHON) ] || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_PYTHON) -m pip install --quiet --no-deps --no-cache-dir --requirement tests/peers/requirements.txt
+	$(PEERS_PYTHON) -m pip install --quiet --force-reinstall --no-deps dist/*.whl
+	PYTHONPATH=tests/python $(PEERS_PYTHON) -m pytest tests/peers
+
 # Tests of the C interface use them. Without root, those tests say that they are skipped.
 c-tools:
 	@for tool in valgrind pkg-config; do \
@@ -245,7 +256,7 @@ lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --config-file python/pyproject.toml --strict python/uform
-	$(BIN)/mypy --config-file python/pyproject.toml --strict examples benches tests/python
+	$(BIN)/mypy --config-file python/pyproject.toml --strict examples benches tests/python tests/peers
 	$(BIN)/python -m mypy.stubtest --mypy-config-file python/pyproject.toml uform
 
 test-python:

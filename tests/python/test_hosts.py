@@ -1,9 +1,5 @@
 """Several hosts as network namespaces: the example trains over them as on one host, and goes on after a crash."""
 
-import itertools
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,42 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import DIGITS, Members, uform_variables
+from network import needs_network, network
 from test_digits import losses_of
 
 HOSTS = 3
-_NUMBERS = itertools.count()
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
-)
-
-
-def ip(words: str) -> None:
-    """Run `ip`."""
-    subprocess.run(["ip", *words.split()], check=True, timeout=30)
+pytestmark = needs_network
 
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
     """Give the names of network namespaces that reach each other."""
-    # The Rust tests remove what begins so and has lost its process.
-    base = f"uform-test-{os.getpid()}-py{next(_NUMBERS)}"
-    names = [f"{base}-{number}" for number in range(1, HOSTS + 1)]
-    try:
-        ip(f"netns add {base}-hub")
-        ip(f"-n {base}-hub link add br0 type bridge stp_state 0 forward_delay 0")
-        ip(f"-n {base}-hub link set br0 up")
-        for number, name in enumerate(names, 1):
-            ip(f"netns add {name}")
-            ip(f"-n {base}-hub link add v{number} type veth peer name eth0 netns {name}")
-            ip(f"-n {base}-hub link set v{number} master br0 up")
-            ip(f"-n {name} link set lo up")
-            ip(f"-n {name} addr add 10.77.0.{number}/24 dev eth0")
-            ip(f"-n {name} link set eth0 up")
+    with network(HOSTS) as names:
         yield names
-    finally:
-        for name in [*names, f"{base}-hub"]:
-            subprocess.run(["ip", "netns", "del", name], check=False, timeout=30, stderr=subprocess.DEVNULL)
 
 
 def start(members: Members, places: list[str], job: str, *arguments: str) -> None:

@@ -158,6 +158,11 @@ impl Array {
         unsafe { Self::over(Arc::new(view), (address, byte_count), &shape, dtype, Access::Read) }
     }
 
+    /// What its elements are.
+    pub(crate) fn elements(&self) -> Dtype {
+        self.dtype
+    }
+
     /// What DLPack hands on: this memory, or a copy of it.
     fn export(&self, is_copied: bool) -> Export {
         let numbers =

@@ -14,6 +14,7 @@ use uform::Error;
 use uform::sys::{Layout, Span, SpanMut};
 use uform::vocabulary::Dtype;
 
+use crate::array::Array;
 use crate::error::{chained, invalid, to_python};
 use crate::{dlpack, interface};
 
@@ -192,7 +193,11 @@ fn take(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<(Owner, Descriptio
     let py = given.py();
     let refused = match PyView::of(given) {
         Ok(view) => {
-            let description = view.describe().map_err(|reason| invalid(py, argument, given, &reason))?;
+            let mut description = view.describe().map_err(|reason| invalid(py, argument, given, &reason))?;
+            // A view has no format for bfloat16, which an array of ours may hold.
+            if let Ok(array) = given.cast::<Array>() {
+                description.dtype = array.get().elements();
+            }
             return Ok((Box::new(view), description));
         }
         Err(refused) => refused,

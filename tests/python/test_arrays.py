@@ -3,11 +3,13 @@
 import array
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import uform
+from harness import run
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +215,26 @@ def test_every_element_type_is_exported(mesh: uform.Mesh, dtype: uform.Dtype) ->
     found = np.asarray(mesh.arena(64).array(2, dtype)).dtype
     assert found == expected
     assert found.num == expected.num
+
+
+def test_members_add_arrays_of_every_type_as_what_they_are(tmp_path: Path) -> None:
+    source = """
+import ml_dtypes
+import numpy as np
+import uform
+
+with uform.Mesh.bootstrap(None, None) as mesh:
+    for dtype in uform.Dtype:
+        array = mesh.arena(4096).array(2, dtype)
+        view = np.asarray(array)
+        if dtype == uform.Dtype.BF16:
+            view = view.view(ml_dtypes.bfloat16)
+        view[...] = mesh.index + 1
+        mesh.all_reduce(array, uform.ReduceOp.MAX if dtype == uform.Dtype.BOOL else uform.ReduceOp.SUM)
+        assert view.tolist() == [True, True] if dtype == uform.Dtype.BOOL else [3, 3], (dtype, view)
+    print("played")
+"""
+    assert all("played" in text for text in run(2, source, tmp_path))
 
 
 def test_an_arena_refuses_what_does_not_fit(mesh: uform.Mesh) -> None:

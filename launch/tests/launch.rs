@@ -649,6 +649,35 @@ fn launchers_of_several_hosts_name_the_first_failure_of_all() {
 }
 
 #[test]
+fn others_live_on_after_a_failure_if_asked() {
+    let script = "[ $UFORM_INDEX = 0 ] && exit 3; sleep 0.5; echo went on";
+    let options = ["--kill-on-bad-exit=0", "-n", "2", "sh", "-c", script];
+    let ended = Run::start(&options).wait();
+    assert_eq!((ended.code, ended.out.as_str()), (3, "[1] went on\n"), "{}", ended.err);
+    assert!(ended.err.contains("index 0 failed: exit code 3; 1 more go on"), "{}", ended.err);
+    assert!(ended.err.contains("index 0 failed first: exit code 3"), "{}", ended.err);
+
+    let refused = Run::start(&["--kill-on-bad-exit=0", "--max-restarts=1", "true"]).wait();
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("--max-restarts"), "{}", refused.err);
+}
+
+#[test]
+fn others_live_on_after_a_failure_on_another_host_if_asked() {
+    let folder = Folder::new();
+    let script = "[ $UFORM_INDEX = 3 ] && exit 7; sleep 1.5; echo index $UFORM_INDEX went on";
+    let ended = two_launchers(&folder, &["--kill-on-bad-exit=0"], script);
+    let mut codes = ended.iter().map(|one| one.code).collect::<Vec<_>>();
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 7], "{}\n{}", ended[0].err, ended[1].err);
+    let out = ended.iter().map(|one| one.out.as_str()).collect::<String>();
+    for index in 0..3 {
+        assert!(out.contains(&format!("index {index} went on")), "{out}");
+    }
+    assert_eq!(folder.names(), [""; 0], "what the launchers made is gone");
+}
+
+#[test]
 fn launchers_of_several_hosts_begin_again_and_write_files() {
     let (folder, written) = (Folder::new(), Folder::new());
     let script = r#"echo "attempt $UFORM_RESTART_COUNT of index $UFORM_INDEX in $UFORM_COUNT on $UFORM_HOST_COUNT"

@@ -251,7 +251,9 @@ impl Hosts {
     }
 
     /// Whether the attempt has ended, here or elsewhere; called all the time while processes run.
-    pub(super) fn poll(&mut self) -> Option<Verdict> {
+    ///
+    /// One that outlives others counts a host that is gone as one whose processes have ended.
+    pub(super) fn poll(&mut self, outlives: bool) -> Option<Verdict> {
         // A directory that fails for a while is no end; one that fails for long ends in silence.
         if let Err(error) = self.beat() {
             tracing::debug!("no sign of life was left: {error}");
@@ -285,6 +287,10 @@ impl Hosts {
                 Some(_) => continue,
                 None => "its launcher has left".to_owned(),
             };
+            if outlives {
+                finished += 1;
+                continue;
+            }
             let cause = Cause { index: None, host: name.clone(), how, code: 1, restarts: true };
             return Some(self.end(Verdict { cause: Some(cause) }));
         }
@@ -640,7 +646,7 @@ mod tests {
         // The first cause stays.
         let later = parts[2].0.fail(Some(5), "exit code 1".into(), 1, true);
         assert_eq!(later, own);
-        assert_eq!(parts[0].0.poll(), Some(own));
+        assert_eq!(parts[0].0.poll(false), Some(own));
         parts.iter_mut().for_each(|(hosts, _)| hosts.leave());
         assert_eq!(std::fs::read_dir(&directory).expect("there").count(), 0, "nothing is left");
         std::fs::remove_dir_all(&directory).expect("removed");
@@ -652,12 +658,12 @@ mod tests {
         let mut parts = assemble(&directory, Range { least: 2, most: 2 }, &[1, 1]);
         parts[0].0.finish();
         std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(parts[0].0.poll(), None);
+        assert_eq!(parts[0].0.poll(false), None);
         parts[1].0.finish();
         let mut verdict = None;
         let start = Instant::now();
         while verdict.is_none() && start.elapsed() < PATIENCE {
-            verdict = parts[0].0.poll();
+            verdict = parts[0].0.poll(false);
             std::thread::sleep(LOOK);
         }
         assert_eq!(verdict, Some(Verdict { cause: None }));
@@ -674,11 +680,31 @@ mod tests {
         let start = Instant::now();
         let mut verdict = None;
         while verdict.is_none() && start.elapsed() < PATIENCE {
-            verdict = parts[0].0.poll();
+            verdict = parts[0].0.poll(false);
             std::thread::sleep(LOOK);
         }
         let cause = verdict.expect("ended").cause.expect("a cause");
         assert_eq!((cause.index, cause.how.as_str()), (None, "its launcher has left"));
+        parts[0].0.leave();
+        std::fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn one_that_outlives_others_ends_when_its_own_have() {
+        let directory = folder();
+        let mut parts = assemble(&directory, Range { least: 2, most: 2 }, &[1, 1]);
+        let (mut gone, _) = parts.pop().expect("two");
+        gone.leave();
+        std::thread::sleep(3 * LOOK);
+        assert_eq!(parts[0].0.poll(true), None);
+        parts[0].0.finish();
+        let mut verdict = None;
+        let start = Instant::now();
+        while verdict.is_none() && start.elapsed() < PATIENCE {
+            verdict = parts[0].0.poll(true);
+            std::thread::sleep(LOOK);
+        }
+        assert_eq!(verdict, Some(Verdict { cause: None }));
         parts[0].0.leave();
         std::fs::remove_dir_all(&directory).expect("removed");
     }

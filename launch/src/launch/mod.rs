@@ -60,6 +60,9 @@ const MEETING: Duration = Duration::from_secs(300);
 /// second SIGINT shortens it, a third ends it. SIGUSR1 and SIGUSR2 go to the processes alone. What Slurm sends to a whole
 /// step is not sent a second time. When one process fails the others get SIGTERM, and SIGKILL after the grace period.
 ///
+/// With --kill-on-bad-exit=0 the others live on, those of other hosts too, for a program that goes on without the one that failed;
+/// the run ends when all have ended, and each launcher exits with the code of the first of its own that failed.
+///
 /// The exit code is 0 if all processes ended with 0, else that of the first failure (128 and the signal's number
 /// for one that was ended by a signal); 2 for wrong arguments, 126 and 127 for a program that cannot be run or is not
 /// there. When the launcher is killed, its processes are too, except one that left its process group (setsid).
@@ -74,6 +77,9 @@ pub(crate) struct Options {
     /// How often a run that failed begins again
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: u32,
+    /// Whether a process that fails ends the others: 1, or 0 where they shrink their mesh and go on
+    #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    kill_on_bad_exit: u8,
     /// A folder for what the processes write: INDEX.out and INDEX.err, continued if they are there
     #[arg(short, long, value_name = "D")]
     output: Option<PathBuf>,
@@ -108,6 +114,7 @@ impl Options {
             processes: Processes::Given(count),
             hosts: None,
             max_restarts: 0,
+            kill_on_bad_exit: 1,
             output: None,
             directory: None,
             job: None,
@@ -174,6 +181,10 @@ struct Job<'a> {
 
 /// Runs the command and returns the exit code of the run.
 pub(crate) fn execute(options: &Options, python: Option<OsString>) -> Result<i32, Failure> {
+    if options.kill_on_bad_exit == 0 && options.max_restarts > 0 {
+        let reason = "must be 1 with --max-restarts: a run begins again when it has ended";
+        return Err(uform::Error::invalid("--kill-on-bad-exit", 0, "argument", reason).into());
+    }
     let program = Program::find(&options.program, python)?;
     let processes = options.processes.count()?;
     check_descriptors(processes)?;
@@ -332,7 +343,8 @@ impl Job<'_> {
             members.push(member);
         }
         let grace = Duration::try_from_secs_f64(self.options.grace).ok();
-        let mut supervisor = Supervisor::new(members, guards, grace, meeting, hosts);
+        let mut supervisor =
+            Supervisor::new(members, guards, (grace, self.options.kill_on_bad_exit == 1), meeting, hosts);
         let ended = supervisor.run(&self.events, &output);
         drop(supervisor);
         let last_lines = output.close(&self.events);

@@ -155,6 +155,8 @@ pub(super) struct Supervisor<'a> {
     guards: Guards,
     /// `None`: longer than any clock runs.
     grace: Option<Duration>,
+    /// Whether the first failure ends the others.
+    kills_on_bad_exit: bool,
     meeting: &'a Meeting,
     hosts: Option<&'a mut Hosts>,
     /// How the attempt ended on all hosts.
@@ -171,7 +173,7 @@ impl<'a> Supervisor<'a> {
     pub(super) fn new(
         members: Vec<Member>,
         guards: Guards,
-        grace: Option<Duration>,
+        (grace, kills_on_bad_exit): (Option<Duration>, bool),
         meeting: &'a Meeting,
         hosts: Option<&'a mut Hosts>,
     ) -> Self {
@@ -179,6 +181,7 @@ impl<'a> Supervisor<'a> {
             members,
             guards,
             grace,
+            kills_on_bad_exit,
             meeting,
             hosts,
             verdict: None,
@@ -226,7 +229,7 @@ impl<'a> Supervisor<'a> {
             self.verdict = Some(hosts.fail(None, format!("its launcher got {name}"), 128 + number, false));
             return;
         }
-        if let Some(first) = self.first {
+        if let Some(first) = self.first.filter(|_| self.kills_on_bad_exit) {
             let how = format!("{} (pid {})", describe(first.status), first.pid);
             let restarts = self.asked.is_none();
             self.verdict = Some(hosts.fail(Some(first.index), how, exit_code(first.status), restarts));
@@ -234,7 +237,7 @@ impl<'a> Supervisor<'a> {
             if self.members.iter().all(|member| member.ended.is_some()) {
                 hosts.finish();
             }
-            self.verdict = hosts.poll();
+            self.verdict = hosts.poll(!self.kills_on_bad_exit);
         }
         let Some(cause) = self.verdict.as_ref().and_then(|verdict| verdict.cause.clone()) else { return };
         let others = self.members.iter().filter(|member| member.ended.is_none()).count();
@@ -349,10 +352,14 @@ impl<'a> Supervisor<'a> {
         if self.stopping || others == 0 {
             return;
         }
+        let how = describe(first.status);
+        if !self.kills_on_bad_exit {
+            output.notice(format!("index {} failed: {how}; {others} more go on", first.index));
+            return;
+        }
         self.stopping = true;
         let grace =
             self.grace.map_or_else(String::new, |grace| format!(", SIGKILL after {} s", grace.as_secs_f64()));
-        let how = describe(first.status);
         output
             .notice(format!("index {} failed: {how}; stopping {others} more (SIGTERM{grace})", first.index));
         self.signal_groups(Signal::TERM);

@@ -6,6 +6,7 @@ mod communicator;
 mod config;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
 use super::library::{self, Found, Loaded, Names, Places};
@@ -149,7 +150,7 @@ pub const fn name(vendor: GpuVendor) -> &'static str {
     }
 }
 
-/// A loaded NCCL or RCCL. Dropping it releases the library, unless something else of this process holds it.
+/// A loaded NCCL or RCCL. It stays in the process: threads that it starts, as for each id, run on when a call has returned.
 #[derive(Debug)]
 pub struct Library {
     vendor: GpuVendor,
@@ -157,8 +158,8 @@ pub struct Library {
     path: PathBuf,
     found: Found,
     table: Table,
-    /// Kept last: the functions above are valid while it is loaded.
-    loaded: Loaded,
+    /// Never unloaded: the functions above are its, and so is what its threads run.
+    loaded: ManuallyDrop<Loaded>,
 }
 
 /// Why no library was loaded.
@@ -222,7 +223,14 @@ impl Library {
         }
         let table =
             Table::of(&loaded, version).map_err(|reason| format!("is version {version} and {reason}"))?;
-        Ok(Self { vendor, version, path: loaded.path.clone(), found: loaded.found, table, loaded })
+        Ok(Self {
+            vendor,
+            version,
+            path: loaded.path.clone(),
+            found: loaded.found,
+            table,
+            loaded: ManuallyDrop::new(loaded),
+        })
     }
 
     /// Whose GPUs it is for.

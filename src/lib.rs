@@ -33,11 +33,12 @@ pub mod topology;
 pub mod trainer;
 pub mod vocabulary;
 
-pub use communicator::{Progress, ProgressCallback};
+pub use communicator::{Call, GpuArrays, Progress, ProgressCallback};
 pub use environment::MeshOptions;
 pub use error::{Error, Result};
 pub use executor::{Deferred, Executor, HostOptions, VramOptions};
-pub use mesh::{Arena, DeferredMesh, GpuArrays, Mesh};
+pub use mesh::{Arena, DeferredMesh, Mesh};
+pub use sys::gpu::GpuSpan;
 pub use sys::mpi::Handle as MpiCommunicator;
 pub use sys::{Deadline, Element, InterruptCheck, Span, SpanMut};
 pub use topology::{GpuDevice, MeshDescription, Topology};

@@ -5,44 +5,29 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::descriptor::{is_rooted, reduces};
+use super::descriptor::{self, reduces};
+use super::parts::places;
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
-use crate::sys::ccl::{self, Act, Library, Operation, Place, Refusal, UniqueId};
-use crate::sys::gpu::Stream;
+use crate::sys::ccl::{self, Act, Library, Operation, Refusal, UniqueId};
+use crate::sys::gpu::{GpuSpan, Stream};
 use crate::sys::{Deadline, Span, SpanMut};
-use crate::vocabulary::{Dtype, ReduceOp, Verb};
+use crate::vocabulary::{ReduceOp, Verb};
 
 /// Bytes of what a member says before the group is formed.
 const NOTE: usize = 768;
-/// Bytes of a call as members compare it.
-const FINGERPRINT: usize = 40;
 
-/// A call on GPU memory; lengths are those of [`Call`].
-#[derive(Clone, Copy, Debug)]
-pub struct GpuCall<'a> {
-    /// The verb.
-    pub verb: Verb,
-    /// The element type.
-    pub dtype: Dtype,
-    /// How to combine; ignored by verbs that do not reduce.
-    pub op: ReduceOp,
-    /// The seat that broadcasts, scatters, gathers or reduces.
-    pub root: usize,
-    /// n of [`Call`]: the elements of one part.
-    pub count: usize,
-    /// This member's contribution, `None` in place.
-    pub input: Option<Place<'a>>,
-    /// What this member gets, if it gets something.
-    pub output: Option<Place<'a>>,
+/// What one member puts on its stream for a call that all have agreed on.
+pub struct Work<'a> {
+    operations: Vec<Operation<'a>>,
+    /// The call, for messages.
+    words: String,
 }
 
 /// A group of members with one GPU each.
 pub struct GpuGroup {
     host: Arc<dyn Communicator>,
     engine: ccl::Communicator,
-    /// What each member's GPU is called there.
-    gpus: Vec<String>,
     /// Why no call is possible any more.
     broken: Mutex<Option<String>>,
 }
@@ -88,7 +73,8 @@ fn gather(host: &dyn Communicator, own: &[u8], deadline: &Deadline<'_>) -> Resul
 }
 
 impl GpuGroup {
-    /// Forms the group beside one in host memory; all its members call it, each with the stream of its GPU.
+    /// Forms the group beside one in host memory; all its members call it, each with the stream of its GPU, or what it has instead
+    /// and why it cannot take part.
     ///
     /// # Errors
     /// On all members alike: `Unsupported` naming the first member without a library, `Disagreed` for different libraries or
@@ -96,16 +82,20 @@ impl GpuGroup {
     pub fn join(
         host: &Arc<dyn Communicator>,
         library: std::result::Result<Library, Refusal>,
-        stream: &Arc<Stream>,
+        stream: std::result::Result<Arc<Stream>, (String, String)>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
-        let gpu = stream.device().name().to_owned();
-        let note = match &library {
-            Ok(library) => {
+        let gpu = match &stream {
+            Ok(stream) => stream.device().name().to_owned(),
+            Err((gpus, _)) => gpus.clone(),
+        };
+        let note = match (&library, &stream) {
+            (_, Err((_, why))) => Note { library: String::new(), gpu, reason: why.clone() },
+            (Ok(library), Ok(_)) => {
                 let library = format!("{} {}", ccl::name(library.vendor()), library.version());
                 Note { library, gpu, reason: String::new() }
             }
-            Err(refusal) => Note {
+            (Err(refusal), Ok(_)) => Note {
                 library: String::new(),
                 gpu,
                 reason: format!("{}; {}", refusal.remedy, refusal.reason),
@@ -127,61 +117,59 @@ impl GpuGroup {
                 index: seat,
             });
         }
+        let stream =
+            stream.map_err(|(gpus, why)| Error::unsupported(format!("a call on GPU memory: {gpus}"), why))?;
         let library = Arc::new(library.map_err(|refusal| refusal.error("a call on GPU memory"))?);
         let gpus = notes.into_iter().map(|note| note.gpu).collect::<Vec<_>>();
         let id = shared_id(host.as_ref(), &library, &gpus, deadline)?;
         let mut peers = || check_peers(host.as_ref(), "joining a communicator of GPUs");
-        let engine = ccl::Communicator::open(&library, stream, id, (own, host.count()), &mut peers, deadline)
-            .map_err(|error| ended(error, host.as_ref()))?;
-        Ok(Self { host: Arc::clone(host), engine, gpus, broken: Mutex::new(None) })
+        let engine =
+            ccl::Communicator::open(&library, &stream, id, (own, host.count()), &mut peers, deadline)
+                .map_err(|error| ended(error, host.as_ref()))?;
+        Ok(Self { host: Arc::clone(host), engine, broken: Mutex::new(None) })
     }
 
-    /// Runs one call to its end: the output is there, and the input may be written again, on all members.
+    /// Why it makes no calls any more, if an earlier one ended it.
     ///
     /// # Errors
-    /// `Unsupported` for a type or an operation that the library has not, before a call is counted; `Disagreed` naming two
-    /// calls, after which the group goes on; `Lost`, `TimedOut`, `Interrupted`, `Vendor`: the group has ended on all members.
-    pub fn run(&self, call: &GpuCall<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        supported(call)?;
-        let broken = || self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = broken().as_ref() {
-            let why = format!("an earlier call on GPU memory ended it: {error}");
-            return Err(Error::Closed { what: "the group of GPUs".to_owned(), why });
-        }
-        self.agree(call, deadline).inspect_err(|error| {
-            // The group in host memory has ended, and an orderly end of this one would wait for a member that has gone.
-            if !matches!(error, Error::Disagreed { .. } | Error::Invalid { .. }) {
-                self.engine.abort();
-                *broken() = Some(error.to_string());
+    /// `Closed`, with what the earlier call ended in.
+    pub fn check(&self) -> Result<()> {
+        match self.broken.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            None => Ok(()),
+            Some(error) => {
+                let why = format!("an earlier call on GPU memory ended it: {error}");
+                Err(Error::Closed { what: "the group of GPUs".to_owned(), why })
             }
-        })?;
-        let operations = operations(call, self.host.seat(), self.host.count());
-        let words = words(call);
-        let mut peers = || check_peers(self.host.as_ref(), &words);
-        let result =
-            if operations.is_empty() { Ok(()) } else { self.engine.run(&operations, &mut peers, deadline) };
-        // Nobody closes before all have their results: a member that ends would look lost.
-        let result = result.and_then(|()| gather(self.host.as_ref(), &[1], deadline).map(drop));
-        result.map_err(|error| {
-            self.engine.abort();
-            let error = ended(error, self.host.as_ref());
-            *broken() = Some(error.to_string());
-            error
-        })
+        }
     }
 
-    /// Compares the call with those of the others.
-    fn agree(&self, call: &GpuCall<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        let all = gather(self.host.as_ref(), &fingerprint(call), deadline)?;
-        let own = self.host.seat();
-        let Some(seat) = all.iter().position(|other| *other != all[own]) else { return Ok(()) };
-        let told = |seat: usize| format!("{} on {}", told(&all[seat]), self.gpus[seat]);
-        Err(Error::Disagreed {
-            field: "the call on GPU memory".to_owned(),
-            mine: told(own),
-            theirs: told(seat),
-            index: seat,
-        })
+    /// The stream that its work is on.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        self.engine.stream()
+    }
+
+    /// Moves the payload of a call that all members have agreed on; the output is there when it returns.
+    ///
+    /// # Errors
+    /// `Lost`, `TimedOut`, `Interrupted`, `Vendor`: the group has ended on all members.
+    pub fn run(&self, work: &Work<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        if work.operations.is_empty() {
+            return Ok(());
+        }
+        let mut peers = || check_peers(self.host.as_ref(), &work.words);
+        self.engine
+            .run(&work.operations, &mut peers, deadline)
+            .map_err(|error| ended(error, self.host.as_ref()))
+    }
+
+    /// Ends it because a call did, at whatever point: an orderly end would wait for a member that has gone.
+    pub fn fail(&self, error: &Error) {
+        if descriptor::ends_group(error) {
+            self.engine.abort();
+            let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+            broken.get_or_insert_with(|| error.to_string());
+        }
     }
 
     /// Ends the group in order where all its calls have ended, else at once.
@@ -234,96 +222,111 @@ fn ended(error: Error, host: &dyn Communicator) -> Error {
     }
 }
 
-/// Refuses what the library cannot do.
-fn supported(call: &GpuCall<'_>) -> Result<()> {
+/// Refuses what the libraries cannot do.
+///
+/// # Errors
+/// `Unsupported`, with what to do instead.
+pub fn check_supported(call: &Call<'_>, index: usize) -> Result<()> {
     let refuse = |what: String| {
         let why = "NCCL and RCCL have no such thing; copy to host memory and call the verb there";
-        Err(Error::unsupported(what, why))
+        Err(Error::unsupported(format!("{what} on GPU memory, by index {index},"), why))
     };
+    let verb = call.verb.word();
     if ccl::number_of_dtype(call.dtype).is_none() {
-        return refuse(format!("{} of {} on GPU memory", call.verb.word(), call.dtype));
+        return refuse(format!("{verb} of {}", call.dtype));
     }
     if reduces(call.verb) && ccl::number_of_op(call.op).is_none() {
-        return refuse(format!("{} by {} on GPU memory", call.verb.word(), call.op));
+        return refuse(format!("{verb} by {}", call.op));
     }
-    match call.verb {
-        Verb::AllReduce | Verb::Reduce | Verb::ReduceScatter | Verb::Broadcast | Verb::AllGather => Ok(()),
-        Verb::AllToAll | Verb::Gather | Verb::Scatter => Ok(()),
-        other => refuse(format!("{} on GPU memory", other.word())),
+    if call.reproducible {
+        return refuse(format!("{verb} with reproducible"));
     }
+    Ok(())
 }
 
-/// The call as members compare it: what must be the same on all.
-fn fingerprint(call: &GpuCall<'_>) -> [u8; FINGERPRINT] {
-    let numbers = [
-        u64::from(call.verb.number().unsigned_abs()),
-        u64::from(call.dtype.number().unsigned_abs()),
-        if reduces(call.verb) { u64::from(call.op.number().unsigned_abs()) } else { 0 },
-        if is_rooted(call.verb) { call.root as u64 } else { 0 },
-        call.count as u64,
-    ];
-    let mut bytes = [0; FINGERPRINT];
-    for (place, number) in bytes.chunks_mut(8).zip(numbers) {
-        place.copy_from_slice(&number.to_le_bytes());
-    }
-    bytes
-}
-
-/// A fingerprint that another member sent, in words.
-fn told(bytes: &[u8]) -> String {
-    let mut numbers = bytes.chunks(8).map(|chunk| chunk.try_into().map_or(0, u64::from_le_bytes));
-    let mut next = || numbers.next().unwrap_or(0);
-    let small = |number: u64| i32::try_from(number).unwrap_or(-1);
-    let verb = Verb::from_number(small(next())).map_or("an unknown verb", Verb::word);
-    let dtype = Dtype::from_number(small(next())).map_or("an unknown type", Dtype::name);
-    let op = ReduceOp::from_number(small(next())).map_or("an unknown operation", ReduceOp::name);
-    let (root, count) = (next(), next());
-    format!("{verb} of {count} {dtype} (op {op}, root {root})")
-}
-
-fn words(call: &GpuCall<'_>) -> String {
-    format!("{} of {} {} on GPU memory", call.verb.word(), call.count, call.dtype)
-}
-
-/// What one member puts on its stream for a call.
-fn operations<'a>(call: &GpuCall<'a>, seat: usize, count: usize) -> Vec<Operation<'a>> {
-    let bytes = call.count * call.dtype.size_bytes();
-    if bytes == 0 {
-        return Vec::new();
-    }
-    let (input, output) = (call.input.or(call.output), call.output);
-    let at = |place: Option<Place<'a>>, part: usize| {
-        place.map(|place| Place { start: place.start + part * bytes, ..place })
-    };
-    let one = |act: Act, input: Option<Place<'a>>, output: Option<Place<'a>>| Operation {
-        act,
-        dtype: call.dtype,
-        count: call.count,
-        input,
-        output,
-    };
-    match call.verb {
-        Verb::AllReduce => vec![one(Act::AllReduce(call.op), input, output)],
-        Verb::Reduce => vec![one(Act::Reduce(call.op, call.root), input, output)],
-        Verb::Broadcast => vec![one(Act::Broadcast(call.root), input, output)],
-        Verb::AllGather => vec![one(Act::AllGather, call.input.or_else(|| at(output, seat)), output)],
-        Verb::ReduceScatter => vec![one(Act::ReduceScatter(call.op), input, output)],
-        Verb::AllToAll => (0..count)
-            .flat_map(|other| {
-                let send = one(Act::Send(other), at(input, other), None);
-                [send, one(Act::Receive(other), None, at(output, other))]
-            })
-            .collect(),
-        Verb::Gather => {
-            let taking = if seat == call.root { count } else { 0 };
-            let take = (0..taking).map(|other| one(Act::Receive(other), None, at(output, other)));
-            std::iter::once(one(Act::Send(call.root), input, None)).chain(take).collect()
+impl<'a> Work<'a> {
+    /// What the member at a seat does for a call on GPU memory.
+    ///
+    /// # Errors
+    /// `Invalid` for arrays of other lengths.
+    pub fn of(call: &Call<'a>, seat: usize, members: usize) -> Result<Self> {
+        let count = descriptor::check(call, seat, members)?;
+        let words = format!("{} of {} {} on GPU memory", call.verb.word(), count, call.dtype);
+        let arrays = call.gpu.unwrap_or_default();
+        let (input, output) = (arrays.input.or(arrays.output), arrays.output);
+        let size = call.dtype.size_bytes();
+        let one = |act: Act, count: usize, input: Option<GpuSpan<'a>>, output: Option<GpuSpan<'a>>| {
+            Operation { act, dtype: call.dtype, count, input, output }
+        };
+        // Where the parts of all seats lie in the array that has them, and in the one that is received.
+        let parts = places(call.counts, count, members, size);
+        let received = places(call.receive_counts.or(call.counts), count, members, size);
+        let at = |span: Option<GpuSpan<'a>>, range: &std::ops::Range<usize>| {
+            span.map(|span| span.part(range)).transpose()
+        };
+        let (is_root, is_counted) = (call.root == seat, call.counts.is_some());
+        let mut operations = Vec::new();
+        match call.verb {
+            Verb::AllReduce => operations.push(one(Act::AllReduce(call.op), count, input, output)),
+            Verb::Reduce => operations.push(one(Act::Reduce(call.op, call.root), count, input, output)),
+            Verb::Broadcast => operations.push(one(Act::Broadcast(call.root), count, input, output)),
+            Verb::AllGather if is_counted => {
+                for (root, part) in parts.iter().enumerate() {
+                    let own = if root == seat { arrays.input } else { None };
+                    let place = at(output, part)?;
+                    operations.push(one(Act::Broadcast(root), part.len() / size, own.or(place), place));
+                }
+            }
+            Verb::AllGather => {
+                let own = if arrays.input.is_some() { arrays.input } else { at(output, &parts[seat])? };
+                operations.push(one(Act::AllGather, count, own, output));
+            }
+            Verb::ReduceScatter if is_counted => {
+                for (root, part) in parts.iter().enumerate() {
+                    let place = if root == seat { output } else { None };
+                    operations.push(one(
+                        Act::Reduce(call.op, root),
+                        part.len() / size,
+                        at(input, part)?,
+                        place,
+                    ));
+                }
+            }
+            Verb::ReduceScatter => operations.push(one(Act::ReduceScatter(call.op), count, input, output)),
+            Verb::AllToAll => {
+                for other in 0..members {
+                    let (sent, taken) = (&parts[other], &received[other]);
+                    operations.push(one(Act::Send(other), sent.len() / size, at(input, sent)?, None));
+                    operations.push(one(Act::Receive(other), taken.len() / size, None, at(output, taken)?));
+                }
+            }
+            Verb::Gather => {
+                operations.push(one(Act::Send(call.root), parts[seat].len() / size, input, None));
+                for (other, part) in parts.iter().enumerate().filter(|_| is_root) {
+                    operations.push(one(Act::Receive(other), part.len() / size, None, at(output, part)?));
+                }
+            }
+            Verb::Scatter => {
+                operations.push(one(Act::Receive(call.root), parts[seat].len() / size, None, output));
+                for (other, part) in parts.iter().enumerate().filter(|_| is_root) {
+                    operations.push(one(Act::Send(other), part.len() / size, at(input, part)?, None));
+                }
+            }
+            Verb::Send => operations.push(one(Act::Send(call.root), count, input, None)),
+            Verb::Receive => operations.push(one(Act::Receive(call.root), count, None, output)),
+            _ => {}
         }
-        Verb::Scatter => {
-            let giving = if seat == call.root { count } else { 0 };
-            let give = (0..giving).map(|other| one(Act::Send(other), at(input, other), None));
-            std::iter::once(one(Act::Receive(call.root), None, output)).chain(give).collect()
+        // All members leave the same ones out: those of no elements.
+        operations.retain(|operation| operation.count > 0);
+        Ok(Self { operations, words })
+    }
+
+    /// The same, where the root of a broadcast reads another array than it writes.
+    #[must_use]
+    pub fn reading(mut self, source: Option<GpuSpan<'a>>) -> Self {
+        if let (Some(_), Some(operation)) = (source, self.operations.first_mut()) {
+            operation.input = source;
         }
-        _ => Vec::new(),
+        self
     }
 }

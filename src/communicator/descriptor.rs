@@ -18,6 +18,8 @@ pub(super) struct Descriptor {
     /// What the counts of its parts come to, 0 for equal parts; of a verb without parts what its list of arrays comes to, with
     /// the lowest bit for a reproducible one.
     pub(super) shape: u64,
+    /// Whether the arrays are in the members' GPUs' memory.
+    pub(super) on_gpu: bool,
     /// Where the array lies in an arena of the group; not compared.
     pub(super) lies: Option<Lies>,
     /// Where this member makes the call; not compared, and of other members in words beside it.
@@ -43,6 +45,7 @@ impl Descriptor {
             count: 0,
             root: 0,
             shape: 0,
+            on_gpu: false,
             lies: None,
             site: Site::given(),
         }
@@ -59,6 +62,8 @@ impl Descriptor {
             Some("the number of the call")
         } else if self.verb != other.verb {
             Some("the verb")
+        } else if self.on_gpu != other.on_gpu {
+            Some("the memory")
         } else if self.dtype != other.dtype {
             Some("the element type")
         } else if reduces(self.verb) && self.op != other.op {
@@ -98,7 +103,8 @@ impl std::fmt::Display for Descriptor {
             }
             Verb::Barrier | Verb::Arena => Ok(()),
             _ => write!(formatter, "({} {})", self.count, self.dtype),
-        }
+        }?;
+        if self.on_gpu { write!(formatter, " on GPU memory") } else { Ok(()) }
     }
 }
 
@@ -223,8 +229,8 @@ pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usiz
     }
     let is_root = call.root == seat;
     let counts = Counts::check(call, seat, members)?;
-    let output = Length { argument: "output", size, bytes: Some(call.output.byte_count()) };
-    let input = Length { argument: "input", size, bytes: call.input.map(|input| input.byte_count()) };
+    let output = Length { argument: "output", size, bytes: Some(call.output_bytes()) };
+    let input = Length { argument: "input", size, bytes: call.input_bytes() };
     let (length, given) = (output.elements()?, input.elements()?);
     match call.verb {
         Verb::Send => output.exactly(0).and_then(|_| input.given(given)),
@@ -415,9 +421,11 @@ mod tests {
             count: 1,
             root: 0,
             shape: 0,
+            on_gpu: false,
             lies: None,
             site: Site::default(),
         };
+        assert_eq!(one.difference(&Descriptor { on_gpu: true, ..one }), Some("the memory"));
         assert_eq!(one.difference(&Descriptor { op: ReduceOp::Max, ..one }), None);
         assert_eq!(one.difference(&Descriptor { root: 1, ..one }), Some("the root"));
         assert_eq!(one.difference(&Descriptor { dtype: Dtype::F64, ..one }), Some("the element type"));

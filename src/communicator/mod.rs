@@ -29,6 +29,7 @@ pub use progress::{Progress, ProgressCallback};
 
 use crate::error::{Error, Result};
 use crate::recorder::{Mark, Site};
+use crate::sys::gpu::GpuSpan;
 use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
@@ -74,6 +75,9 @@ pub struct Call<'a> {
     pub input: Option<Span<'a>>,
     /// What this member gets.
     pub output: SpanMut<'a>,
+    /// The arrays instead of `input` and `output` where they are in a GPU's memory: the group then agrees on the call and moves
+    /// nothing.
+    pub gpu: Option<GpuArrays<'a>>,
     /// Where the elements of `input` lie in it; `None` where they follow each other.
     pub input_layout: Option<&'a Layout>,
     /// Where the elements of `output` lie in it; `None` where they follow each other.
@@ -126,6 +130,7 @@ impl<'a> Call<'a> {
             kernels: Table::SERIAL,
             input,
             output,
+            gpu: None,
             input_layout: None,
             output_layout: None,
             reproducible: false,
@@ -134,6 +139,30 @@ impl<'a> Call<'a> {
             progress: None,
             site: Site::default(),
             mark: None,
+        }
+    }
+
+    /// A call on memory of this member's GPU, without reports of its progress.
+    #[must_use]
+    pub fn on_gpu(verb: Verb, dtype: Dtype, op: ReduceOp, root: usize, arrays: GpuArrays<'a>) -> Self {
+        Self { gpu: Some(arrays), ..Self::new(verb, dtype, op, root, None, SpanMut::empty()) }
+    }
+
+    /// The bytes of the input, wherever it is; `None` without one.
+    #[must_use]
+    pub fn input_bytes(&self) -> Option<usize> {
+        match &self.gpu {
+            Some(arrays) => arrays.input.map(|input| input.byte_count()),
+            None => self.input.map(|input| input.byte_count()),
+        }
+    }
+
+    /// The bytes of the output, wherever it is.
+    #[must_use]
+    pub fn output_bytes(&self) -> usize {
+        match &self.gpu {
+            Some(arrays) => arrays.output.map_or(0, |output| output.byte_count()),
+            None => self.output.byte_count(),
         }
     }
 
@@ -160,6 +189,15 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The arrays of a call in the memory of a member's GPU; their lengths are those of [`Call`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GpuArrays<'a> {
+    /// This member's contribution; `None` in place.
+    pub input: Option<GpuSpan<'a>>,
+    /// What this member gets; `None` where it gets nothing.
+    pub output: Option<GpuSpan<'a>>,
+}
+
 /// One group of members that call the same verbs in the same order.
 ///
 /// Every call: descriptors are compared first, payload moves only if all match, else all members get `Disagreed` and
@@ -178,6 +216,43 @@ pub trait Communicator: Channel {
     /// # Errors
     /// `Invalid` before a sequence number is taken; `Disagreed`, `Lost`, `TimedOut`, `Interrupted` as above.
     fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()>;
+
+    /// Runs a call whose payload `work` moves between the moment when all members have made it and that when all have done so.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`], and those of `work`, which ends the group where others cannot follow.
+    fn attend(
+        &self,
+        call: Call<'_>,
+        deadline: &Deadline<'_>,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let words = format!("{} of {} on GPU memory", call.verb.word(), call.dtype);
+        let (verb, other, tag) = (call.verb, call.root, call.tag);
+        self.run(call, deadline)?;
+        work()?;
+        // Nobody goes on, and maybe ends, before all have their results.
+        let end = match verb {
+            Verb::Send => {
+                let arrays = GpuArrays { input: Some(GpuSpan::EMPTY), output: None };
+                Call { tag, ..Call::on_gpu(verb, Dtype::U8, ReduceOp::Sum, other, arrays) }
+            }
+            Verb::Receive => {
+                let arrays = GpuArrays { input: None, output: Some(GpuSpan::EMPTY) };
+                Call { tag, ..Call::on_gpu(verb, Dtype::U8, ReduceOp::Sum, other, arrays) }
+            }
+            _ => Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty()),
+        };
+        self.run(Call { site: Site::given(), ..end }, deadline).map_err(|error| match error {
+            Error::Lost { index, host, pid, phase } => {
+                Error::Lost { index, host, pid, phase: format!("{words}: {phase}") }
+            }
+            Error::TimedOut { phase, waited, missing } => {
+                Error::TimedOut { phase: format!("the end of {words}: {phase}"), waited, missing }
+            }
+            other => other,
+        })
+    }
 
     /// Makes an arena of `byte_count` bytes here; collective, sizes may differ between members.
     ///

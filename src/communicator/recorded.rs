@@ -26,20 +26,11 @@ impl RecordedCommunicator {
         let group = recorder.group(name);
         Arc::new(Self { inner, recorder, group, is_closed: AtomicBool::new(false) })
     }
-}
 
-impl Communicator for RecordedCommunicator {
-    fn seat(&self) -> usize {
-        self.inner.seat()
-    }
-
-    fn count(&self) -> usize {
-        self.inner.count()
-    }
-
-    fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
-        let bytes = match call.output.byte_count() {
-            0 => call.input.map_or(0, |input| input.byte_count()),
+    /// Makes a call, recorded from its begin to its end.
+    fn recorded(&self, call: Call<'_>, run: impl FnOnce(Call<'_>) -> Result<()>) -> Result<()> {
+        let bytes = match call.output_bytes() {
+            0 => call.input_bytes().unwrap_or(0),
             output => output,
         };
         let site = if call.site == Site::default() { Site::given() } else { call.site };
@@ -52,9 +43,32 @@ impl Communicator for RecordedCommunicator {
             root: call.root,
             site,
         });
-        let result = self.inner.run(Call { site, mark: Some(mark), ..call }, deadline);
+        let result = run(Call { site, mark: Some(mark), ..call });
         mark.left(&result);
         result.map_err(|error| self.recorder.reported(error))
+    }
+}
+
+impl Communicator for RecordedCommunicator {
+    fn seat(&self) -> usize {
+        self.inner.seat()
+    }
+
+    fn count(&self) -> usize {
+        self.inner.count()
+    }
+
+    fn run(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        self.recorded(call, |call| self.inner.run(call, deadline))
+    }
+
+    fn attend(
+        &self,
+        call: Call<'_>,
+        deadline: &Deadline<'_>,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.recorded(call, |call| self.inner.attend(call, deadline, work))
     }
 
     fn arena(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arc<dyn SharedArena>> {

@@ -397,7 +397,7 @@ impl Communicator for TcpCommunicator {
         let mut turn = self.begin(call.verb)?;
         let inline = self.contribution(&call, count)?;
         let reduces = matches!(call.verb, Verb::AllReduce | Verb::ReduceScatter | Verb::Reduce);
-        if reduces && inline.is_empty() && count > 0 {
+        if reduces && inline.is_empty() && count > 0 && call.gpu.is_none() {
             let prepared = turn.scratch.prepare(self.seats.len() - 1, self.piece_bytes);
             prepared.inspect_err(|error| self.refuse(call.verb, error))?;
         }
@@ -411,6 +411,7 @@ impl Communicator for TcpCommunicator {
             count: count as u64,
             root: call.root as u64,
             shape: descriptor::shape(&call),
+            on_gpu: call.gpu.is_some(),
             lies: None,
             site: call.site,
         };

@@ -363,7 +363,7 @@ impl Communicator for TieredCommunicator {
         }
         let count = descriptor::check(&call, self.seat(), self.count())?;
         let is_small = is_small(call.output.byte_count(), self.count());
-        if !Self::goes_by_tiers(&call) || (call.verb == Verb::Broadcast && is_small) {
+        if call.gpu.is_some() || !Self::goes_by_tiers(&call) || (call.verb == Verb::Broadcast && is_small) {
             return self.world.run(call, deadline);
         }
         let mut turn = self.world.begin(call.verb)?;

@@ -23,6 +23,10 @@ impl DeviceArena {
     pub(crate) fn take(devices: Arc<Devices>, byte_count: usize, deadline: &Deadline<'_>) -> Result<Self> {
         let regions = devices.streams().map(|stream| Region::take(stream, byte_count));
         let arena = Self { regions: regions.collect::<Result<_>>()?, devices };
+        for (position, region) in arena.regions.iter().enumerate() {
+            let place = (region.address(&(0..0))?, region.byte_count(), position);
+            arena.devices.places().push(place);
+        }
         arena.devices.wait(deadline)?;
         Ok(arena)
     }
@@ -40,5 +44,12 @@ impl DeviceArena {
     /// How many GPUs there are.
     pub(crate) fn count(&self) -> usize {
         self.regions.len()
+    }
+}
+
+impl Drop for DeviceArena {
+    fn drop(&mut self) {
+        let own = self.regions.iter().filter_map(|region| region.address(&(0..0)).ok()).collect::<Vec<_>>();
+        self.devices.places().retain(|(start, ..)| !own.contains(start));
     }
 }

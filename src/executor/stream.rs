@@ -1,7 +1,7 @@
 //! GPUs as an executor holds them: one stream each, beside host threads near them.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use crate::device::View;
@@ -39,6 +39,8 @@ pub(crate) struct Devices {
     seats: Vec<Seat>,
     gpu_class: Option<GpuClass>,
     scratch_limit: u64,
+    /// Where arenas lie: the first address, how many bytes, and the position of the GPU.
+    places: Mutex<Vec<(u64, usize, usize)>>,
     pid: u32,
 }
 
@@ -186,7 +188,7 @@ impl Choice {
         };
         let seats = self.gpus.into_iter().map(open).collect::<Result<_>>()?;
         let (gpu_class, scratch_limit, pid) = (self.gpu_class, self.scratch_limit, process::pid());
-        Ok(Devices { seats, gpu_class, scratch_limit, pid })
+        Ok(Devices { seats, gpu_class, scratch_limit, places: Mutex::default(), pid })
     }
 }
 
@@ -199,6 +201,24 @@ impl Devices {
     /// The stream of each, in the executor's order.
     pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.seats.iter().map(|seat| &seat.stream)
+    }
+
+    /// The GPU whose memory is at an address: an arena's, or one that their driver tells.
+    pub(crate) fn gpu_at(&self, address: u64) -> Option<(GpuVendor, usize)> {
+        let is_there = |(start, byte_count, _): &&(u64, usize, usize)| {
+            address.checked_sub(*start).is_some_and(|offset| offset < *byte_count as u64)
+        };
+        let place = self.places().iter().find(is_there).copied();
+        if let Some(seat) = place.and_then(|(.., position)| self.seats.get(position)) {
+            return Some((seat.stream.device().vendor(), seat.stream.device().number()));
+        }
+        let device = self.streams().next()?.device();
+        Some((device.vendor(), device.driver().number_at(address)?))
+    }
+
+    /// Where arenas lie.
+    pub(super) fn places(&self) -> MutexGuard<'_, Vec<(u64, usize, usize)>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The class that kernels dispatch as; `None` for a mixture, and for GPUs of no known class.

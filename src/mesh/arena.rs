@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::communicator::SharedArena;
 use crate::error::{Error, Result};
 use crate::executor::DeviceArena;
-use crate::sys::ccl;
-use crate::sys::gpu::{ForeignStream, Region, Stream};
+use crate::sys::gpu::{ForeignStream, GpuSpan, Region, Stream};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::GpuVendor;
 
@@ -49,13 +48,16 @@ impl DeviceBytes {
         self.arena.region(self.position).ok_or_else(|| no_gpu(self.position, self.arena.count()))
     }
 
-    /// Where they are, for a communicator of GPUs.
-    pub(super) fn place(&self) -> Result<ccl::Place<'_>> {
-        Ok(ccl::Place { region: self.region()?, start: self.range.start })
+    /// The bytes as a call takes them.
+    ///
+    /// # Errors
+    /// None for bytes that [`Arena::device_bytes`] gave.
+    pub fn span(&self) -> Result<GpuSpan<'_>> {
+        self.region()?.span(&self.range)
     }
 
     /// The stream that work of this project on them is on.
-    pub(super) fn own_stream(&self) -> Result<&Arc<Stream>> {
+    fn own_stream(&self) -> Result<&Arc<Stream>> {
         Ok(self.region()?.stream())
     }
 
@@ -103,7 +105,7 @@ impl DeviceBytes {
     /// # Errors
     /// `Vendor`.
     pub fn precede(&self, other: ForeignStream) -> Result<()> {
-        self.region()?.precede(other)
+        self.own_stream()?.precede(other)
     }
 
     /// Has the work of this project on them wait for a stream of another library.
@@ -111,7 +113,7 @@ impl DeviceBytes {
     /// # Errors
     /// `Vendor`.
     pub fn follow(&self, other: ForeignStream) -> Result<()> {
-        self.region()?.follow(other)
+        self.own_stream()?.follow(other)
     }
 
     /// Copies as many bytes of the host there, behind the work on them, and waits for the end.

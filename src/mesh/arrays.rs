@@ -5,6 +5,7 @@ use crate::communicator::Call;
 use crate::error::{Error, Result};
 use crate::executor::Hold;
 use crate::recorder::Site;
+use crate::sys::gpu::GpuSpan;
 use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -24,13 +25,23 @@ fn uses_both(call: &Call<'_>, index: usize) -> bool {
     call.root == index || !matches!(call.verb, Verb::Reduce | Verb::Gather | Verb::Scatter)
 }
 
-fn meeting(call: &Call<'_>, index: usize) -> Meeting {
-    let Some(input) = call.input.filter(|input| !input.is_empty() && !call.output.is_empty()) else {
-        return Meeting::Apart;
+/// First addresses and lengths of input and output, wherever they are, if neither is empty.
+fn ranges(call: &Call<'_>) -> Option<((usize, usize), (usize, usize))> {
+    let ranges = match &call.gpu {
+        Some(arrays) => {
+            let range = |span: GpuSpan<'_>| (usize::try_from(span.address()).unwrap_or(0), span.byte_count());
+            (range(arrays.input?), range(arrays.output?))
+        }
+        None => {
+            let (input, output) = (call.input?, call.output.as_span());
+            ((input.pointer().addr(), input.byte_count()), (output.pointer().addr(), output.byte_count()))
+        }
     };
-    let output = call.output.as_span();
-    let (start, length) = (input.pointer().addr(), input.byte_count());
-    let (other, other_length) = (output.pointer().addr(), output.byte_count());
+    (ranges.0.1 > 0 && ranges.1.1 > 0).then_some(ranges)
+}
+
+fn meeting(call: &Call<'_>, index: usize) -> Meeting {
+    let Some(((start, length), (other, other_length))) = ranges(call) else { return Meeting::Apart };
     if start.saturating_add(length) <= other || other.saturating_add(other_length) <= start {
         return Meeting::Apart;
     }
@@ -46,6 +57,7 @@ fn meeting(call: &Call<'_>, index: usize) -> Meeting {
         let is_own_part = start == other.saturating_add(before.saturating_mul(size));
         return if call.verb == Verb::AllGather && is_own_part { Meeting::OwnPart } else { Meeting::Partial };
     }
+    let (input, output) = (call.input.unwrap_or(Span::empty()), call.output.as_span());
     let whole = |span: Span<'_>| Layout::contiguous(span.byte_count());
     let input_layout = call.input_layout.cloned().unwrap_or_else(|| whole(input));
     let output_layout = call.output_layout.cloned().unwrap_or_else(|| whole(output));
@@ -66,10 +78,20 @@ pub(super) fn check(call: &Call<'_>, index: usize) -> Result<()> {
     }
     fits("output", call.output.as_span(), call.output_layout)?;
     if uses_both(call, index) && meeting(call, index) == Meeting::Partial {
-        let (input, output) = (call.input.unwrap_or(Span::empty()), call.output.as_span());
+        let (input, output) = ranges(call).unwrap_or_default();
+        let words =
+            |(start, length): (usize, usize)| format!("{start:#x}..{:#x}", start.saturating_add(length));
         let reason =
-            format!("overlaps out, {}; both must be the same memory, in place, or apart", range_of(output));
-        return Err(Error::invalid("array", range_of(input), "argument", reason));
+            format!("overlaps out, {}; both must be the same memory, in place, or apart", words(output));
+        return Err(Error::invalid("array", words(input), "argument", reason));
+    }
+    let is_in_place = matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::Broadcast);
+    if call.gpu.is_some() && uses_both(call, index) && !is_in_place && meeting(call, index) == Meeting::Same {
+        let reason = format!(
+            "is out too, and {} on a GPU does not work in place: index {index} must give another out",
+            call.verb.word()
+        );
+        return Err(Error::invalid("array", "GPU memory", "argument", reason));
     }
     if call.output_layout.is_some_and(Layout::may_repeat) {
         let reason = "must not have two elements in one place, it is written";
@@ -82,6 +104,9 @@ pub(super) fn check(call: &Call<'_>, index: usize) -> Result<()> {
 fn packed_bytes(call: &Call<'_>) -> (usize, usize) {
     let bytes =
         |layout: Option<&Layout>, span: Span<'_>| layout.map_or(span.byte_count(), Layout::byte_count);
+    if call.gpu.is_some() {
+        return (call.input_bytes().unwrap_or(0), call.output_bytes());
+    }
     let input = call.input.map_or(0, |input| bytes(call.input_layout, input));
     (input, bytes(call.output_layout, call.output.as_span()))
 }
@@ -129,6 +154,7 @@ impl Mesh {
         match (meeting(&call, self.index()), call.verb) {
             (Meeting::Same, Verb::AllReduce | Verb::Reduce | Verb::Broadcast) | (Meeting::OwnPart, _) => {
                 (call.input, call.input_layout) = (None, None);
+                call.gpu.iter_mut().for_each(|arrays| arrays.input = None);
             }
             (Meeting::Same, _) => is_plain = false,
             _ => {}
@@ -137,6 +163,7 @@ impl Mesh {
         let bytes = if call.verb == Verb::Send { input_bytes } else { output_bytes };
         let report = (call.progress.clone(), bytes);
         self.reported(call.verb, report, executor, deadline, |deadline| match is_plain {
+            _ if call.gpu.is_some() => self.to_gpus(call, deadline),
             true => self.to_group(call, deadline),
             false => self.to_group_packed(call, deadline),
         })
@@ -190,6 +217,14 @@ impl Mesh {
             if calls.is_empty() {
                 let none = Call::new(verb, Dtype::U8, ReduceOp::Sum, 0, None, SpanMut::empty());
                 return self.to_group(Call { list, site, ..none }, deadline);
+            }
+            if calls.iter().any(|call| call.gpu.is_some()) {
+                // The list is agreed on first; on a GPU its arrays are not packed.
+                let none = Call::new(verb, Dtype::U8, ReduceOp::Sum, 0, None, SpanMut::empty());
+                self.to_group(Call { list, site, ..none }, deadline)?;
+                return calls.drain(..).try_for_each(|call| {
+                    self.carry(Call { site, progress: None, ..call }, None, deadline)?
+                });
             }
             Dtype::ALL.iter().try_for_each(|dtype| {
                 let (group, others) =
@@ -312,7 +347,10 @@ impl Mesh {
                 ));
             }
             let (input, output) = packed_bytes(call);
-            if call.input.is_some() && input != output {
+            if call.gpu.is_some() != first.gpu.is_some() {
+                return Err(self.mixed());
+            }
+            if call.input_bytes().is_some() && input != output {
                 let reason = format!("must be as long as its output, {output} bytes");
                 return Err(Error::invalid("input", format!("{input} bytes"), "call", reason));
             }

@@ -89,6 +89,11 @@ impl DeferredMesh {
                 if call.site == Site::default() {
                     call.site = site;
                 }
+                if call.gpu.is_some() && lane != Lane::Group {
+                    let reason =
+                        "must be submitted by `run`: on a GPU it has its place among all calls of the mesh";
+                    return Err(Error::invalid("call", verb.word(), "argument", reason));
+                }
                 mesh.check_call(&call)?;
                 mesh.carry(call, None, deadline)
             })??;

@@ -1,160 +1,203 @@
-//! Verbs on GPU memory: arrays of an arena that lie on the members' GPUs, moved by NCCL or RCCL.
+//! Calls on GPU memory: what is checked before members agree on them, and the group of the members' GPUs that moves them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{DeviceBytes, Mesh};
-use crate::communicator::ccl::{GpuCall, GpuGroup};
+use super::Mesh;
+use crate::communicator::ccl::{self, GpuGroup, Work};
+use crate::communicator::{Call, GpuArrays};
 use crate::device;
 use crate::error::{Error, Result};
-use crate::recorder::Site;
 use crate::sys::Deadline;
-use crate::sys::gpu::Stream;
-use crate::vocabulary::{Dtype, ReduceOp, Verb};
-
-/// The group of the members' GPUs, and the stream of this one's.
-pub(super) struct Joined {
-    group: Arc<GpuGroup>,
-    stream: Arc<Stream>,
-}
-
-/// The arrays of a call on GPU memory.
-#[derive(Clone, Copy, Debug)]
-pub struct GpuArrays<'a> {
-    /// The type of their elements.
-    pub dtype: Dtype,
-    /// This member's contribution; `None` in place.
-    pub input: Option<&'a DeviceBytes>,
-    /// What this member gets; `None` where it gets nothing, and has an input.
-    pub output: Option<&'a DeviceBytes>,
-}
+use crate::sys::gpu::{GpuSpan, Stream};
+use crate::vocabulary::{GpuVendor, Verb};
 
 /// Ends the group, if there is one.
-pub(super) fn close(gpus: &Mutex<Option<Joined>>) {
+pub(super) fn close(gpus: &Mutex<Option<Arc<GpuGroup>>>) {
     let joined = gpus.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(joined) = joined {
-        joined.group.close();
+    if let Some(group) = joined {
+        group.close();
     }
+}
+
+/// What a vendor's programs call a GPU of a number.
+fn number_of((vendor, number): (GpuVendor, usize)) -> String {
+    let runtime = if vendor == GpuVendor::Amd { "HIP" } else { "CUDA" };
+    format!("{runtime} device {number}")
 }
 
 impl Mesh {
-    /// Runs a verb on arrays of arenas on the members' GPUs, one GPU each, and waits for its end.
+    /// The stream that calls of this handle on a GPU's memory run on: what other libraries do there before a call must have been
+    /// put in front of it, see [`Stream::follow`].
     ///
-    /// The verbs are all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather and scatter, with the shapes
-    /// that they have in host memory; `op` and `root` count where the verb has one. The first call loads NCCL or RCCL.
+    /// The GPU is the one that the vendor's runtime shows under a number in this process.
     ///
     /// # Errors
-    /// `Invalid` for arrays of other lengths; `Unsupported` for a type or operation that the library has not, for a member
-    /// without the library, and for members with several GPUs; `Disagreed` for different calls, and for different versions;
-    /// `Lost`, `TimedOut`, `Interrupted` and `Vendor` naming the member: no more calls can be made then.
-    #[track_caller]
-    pub fn run_on_gpus(
-        &self,
-        verb: Verb,
-        arrays: GpuArrays<'_>,
-        (op, root): (ReduceOp, usize),
-        deadline: &Deadline<'_>,
-    ) -> Result<()> {
-        let site = Site::caller();
-        self.refusing(verb, || {
-            self.check_open()?;
-            let (call, stream) = self.gpu_call(verb, arrays, (op, root))?;
-            let _admission = self.admitted(verb, deadline)?;
-            site.during(|| {
-                let group = self.gpu_group(&stream, deadline)?;
-                group.run(&call, deadline)
-            })
-        })
+    /// `Invalid` naming this member, the GPU, and the GPUs of the executor, if it is none of these.
+    pub fn gpu_stream(&self, gpu: (GpuVendor, usize)) -> Result<Arc<Stream>> {
+        let devices = self.executor().devices();
+        let streams = || devices.iter().flat_map(|devices| devices.streams());
+        let is_it = |stream: &&Arc<Stream>| (stream.device().vendor(), stream.device().number()) == gpu;
+        if let Some(stream) = streams().find(is_it) {
+            return Ok(Arc::clone(stream));
+        }
+        let name = |stream: &Arc<Stream>| {
+            let device = stream.device();
+            format!("{} ({})", device.name(), number_of((device.vendor(), device.number())))
+        };
+        let own = streams().map(name).collect::<Vec<_>>().join(", ");
+        let (index, vendor) = (self.index(), if gpu.0 == GpuVendor::Amd { "AMD" } else { "NVIDIA" });
+        let reason = if own.is_empty() {
+            format!(
+                "index {index} runs its calls on host threads: give the mesh an executor of Executor.for_vram with this {vendor} \
+                 GPU, or copy the array to host memory"
+            )
+        } else {
+            format!(
+                "index {index} runs its calls on {own}: copy the array there, or give the mesh an executor of Executor.for_vram \
+                 with this {vendor} GPU"
+            )
+        };
+        Err(Error::invalid("array", format!("memory of {}", number_of(gpu)), "argument", reason))
     }
 
-    /// What the arrays ask for, checked against the shapes of the verb.
-    fn gpu_call<'a>(
-        &self,
-        verb: Verb,
-        arrays: GpuArrays<'a>,
-        (op, root): (ReduceOp, usize),
-    ) -> Result<(GpuCall<'a>, Arc<Stream>)> {
-        let (count, width) = (self.count(), arrays.dtype.size_bytes());
-        if root >= count {
-            let reason = format!("must be below the count, {count}");
-            return Err(Error::invalid("root", root, "argument", reason));
+    /// The GPU whose memory is at an address; `None` for host memory, which it always is for an executor of host threads.
+    #[must_use]
+    pub fn gpu_at(&self, address: u64) -> Option<(GpuVendor, usize)> {
+        self.executor().devices().and_then(|devices| devices.gpu_at(address))
+    }
+
+    /// The GPU of this handle's executor, if it has one and no other.
+    #[must_use]
+    pub fn gpu_alone(&self) -> Option<(GpuVendor, usize)> {
+        let devices = self.executor().devices()?;
+        let mut gpus = devices.streams().map(|stream| (stream.device().vendor(), stream.device().number()));
+        gpus.next().filter(|_| gpus.next().is_none())
+    }
+
+    /// What can be said of a call on GPU memory without the group.
+    pub(super) fn check_gpu_call(&self, call: &Call<'_>, arrays: &GpuArrays<'_>) -> Result<()> {
+        let index = self.index();
+        let spans = || [arrays.input, arrays.output].into_iter().flatten();
+        for span in spans().filter(|span| span.byte_count() > 0) {
+            self.gpu_stream(span.gpu())?;
         }
-        let length = |bytes: Option<&DeviceBytes>| bytes.map_or(0, DeviceBytes::byte_count);
-        let is_root = root == self.index();
-        let (input, output) = (length(arrays.input), length(arrays.output));
-        // How many parts input and output have; 0 where the member brings or gets nothing.
-        let (parts_in, parts_out) = match verb {
-            Verb::AllGather => (1, count),
-            Verb::ReduceScatter => (count, 1),
-            Verb::AllToAll => (count, count),
-            Verb::Reduce => (1, usize::from(is_root)),
-            Verb::Gather => (1, if is_root { count } else { 0 }),
-            Verb::Scatter => (if is_root { count } else { 0 }, 1),
-            _ => (1, 1),
-        };
-        let in_place = matches!(verb, Verb::AllReduce | Verb::Reduce | Verb::Broadcast | Verb::AllGather);
-        let missing = |argument: &str| {
-            let reason = format!("must be given to {} here", verb.word());
-            Err(Error::invalid(argument, "nothing", "argument", reason))
-        };
-        if arrays.input.is_none() && !(in_place && arrays.output.is_some()) && parts_in > 0 {
-            return missing("input");
+        if call.input.is_some() || !call.output.is_empty() {
+            return Err(self.mixed());
         }
-        if arrays.output.is_none() && parts_out > 0 {
-            return missing("output");
-        }
-        let (bytes, parts) = if parts_out > 0 { (output, parts_out) } else { (input, parts_in) };
-        let part = bytes / parts.max(1);
-        let fits = part % width == 0 && part * parts == bytes;
-        if !fits {
-            let reason = format!("must be {parts} times a whole number of {}", arrays.dtype);
-            return Err(Error::invalid("array", format!("{bytes} bytes"), "argument", reason));
-        }
-        if arrays.input.is_some() && parts_in > 0 && input != part * parts_in {
-            let reason = format!("must be {} bytes beside an output of {output}", part * parts_in);
-            return Err(Error::invalid("input", format!("{input} bytes"), "argument", reason));
-        }
-        let first = arrays.output.or(arrays.input);
-        let Some(first) = first else { return missing("array") };
-        let stream = Arc::clone(first.own_stream()?);
-        if let Some(input) = arrays.input
-            && !Arc::ptr_eq(input.own_stream()?, &stream)
+        if let (Some(input), Some(output)) = (arrays.input, arrays.output)
+            && input.gpu() != output.gpu()
         {
-            let other = input.own_stream()?.device().name().to_owned();
-            let reason = format!("must be on the GPU of the output, {}", stream.device().name());
-            return Err(Error::invalid("input", other, "argument", reason));
+            let reason =
+                format!("index {index} must have it on the GPU of the output, {}", number_of(output.gpu()));
+            let value = format!("memory of {}", number_of(input.gpu()));
+            return Err(Error::invalid("array", value, "argument", reason));
         }
-        let call = GpuCall {
-            verb,
-            dtype: arrays.dtype,
-            op,
-            root,
-            count: part / width,
-            input: arrays.input.map(DeviceBytes::place).transpose()?,
-            output: arrays.output.map(DeviceBytes::place).transpose()?,
-        };
-        Ok((call, stream))
+        if call.input_layout.or(call.output_layout).is_some() {
+            let reason = format!(
+                "must have its elements one after the other on a GPU, as that of index {index} has not: pass a contiguous copy"
+            );
+            return Err(Error::invalid("array", "a strided array in GPU memory", "argument", reason));
+        }
+        ccl::check_supported(call, index)
+    }
+
+    /// The error for a call with one array in host memory and one on a GPU.
+    pub(super) fn mixed(&self) -> Error {
+        let devices = self.executor().devices();
+        let names = devices
+            .iter()
+            .flat_map(|devices| devices.streams().map(|stream| stream.device().name().to_owned()));
+        let reason = format!(
+            "index {} has one array of the call in host memory and another on a GPU: put both in one, host memory or {}",
+            self.index(),
+            names.collect::<Vec<_>>().join(", ")
+        );
+        Error::invalid("array", "host memory beside GPU memory", "argument", reason)
+    }
+
+    /// Runs a call on GPU memory whose turn has come.
+    pub(super) fn to_gpus(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        let (call, source) = self.one_sided_on_gpu(call)?;
+        let work = Work::of(&call, self.index(), self.count())?.reading(source);
+        let made = || self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(group) = made() {
+            group.check()?;
+        }
+        let spans = call.gpu.iter().flat_map(|arrays| [arrays.input, arrays.output]).flatten();
+        let gpu = spans.map(|span| span.gpu()).next();
+        let result = self.communicator().attend(call, deadline, &mut || {
+            let group = self.gpu_group(gpu, deadline)?;
+            if let Some(gpu) = gpu {
+                let own = self.gpu_stream(gpu)?;
+                if !Arc::ptr_eq(&own, group.stream()) {
+                    // What was put in front of the call stands in front of it.
+                    group.stream().succeed(&own)?;
+                }
+            }
+            group.run(&work, deadline)
+        });
+        if let (Err(error), Some(group)) = (&result, made()) {
+            group.fail(error);
+        }
+        result
+    }
+
+    /// Leaves a member only the arrays that it has a use for, as [`Mesh::run`] does in host memory; gives beside them what the
+    /// root of a broadcast reads if that is not its output.
+    fn one_sided_on_gpu<'a>(&self, mut call: Call<'a>) -> Result<(Call<'a>, Option<GpuSpan<'a>>)> {
+        let (is_root, verb, mut source) = (call.root == self.index(), call.verb, None);
+        let length = call.output_bytes();
+        let Some(arrays) = &mut call.gpu else { return Ok((call, None)) };
+        match verb {
+            Verb::Broadcast => {
+                source = arrays.input.take();
+                if let Some(input) = source.filter(|input| input.byte_count() != length) {
+                    let reason = format!("must be as long as the output, {length} bytes");
+                    return Err(Error::invalid(
+                        "input",
+                        format!("{} bytes", input.byte_count()),
+                        "call",
+                        reason,
+                    ));
+                }
+                source = source.filter(|_| is_root);
+            }
+            Verb::Reduce if !is_root => {
+                let output = arrays.output.take();
+                arrays.input = arrays.input.or(output);
+            }
+            Verb::Gather if !is_root => arrays.output = None,
+            Verb::Scatter if !is_root => arrays.input = None,
+            _ => {}
+        }
+        Ok((call, source))
     }
 
     /// The group of the members' GPUs; the first call forms it.
-    fn gpu_group(&self, stream: &Arc<Stream>, deadline: &Deadline<'_>) -> Result<Arc<GpuGroup>> {
+    fn gpu_group(&self, gpu: Option<(GpuVendor, usize)>, deadline: &Deadline<'_>) -> Result<Arc<GpuGroup>> {
         let mut joined = self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(joined) = joined.as_ref() {
-            if !Arc::ptr_eq(&joined.stream, stream) {
-                let reason = format!("must be on {}, as the first call's", joined.stream.device().name());
-                return Err(Error::invalid("array", stream.device().name(), "argument", reason));
-            }
-            return Ok(Arc::clone(&joined.group));
+        if let Some(group) = joined.as_ref() {
+            return Ok(Arc::clone(group));
         }
-        let gpus = self.executor().gpus();
-        let [gpu] = gpus.as_slice() else {
-            let what = format!("a call on GPU memory by index {} with {} GPUs", self.index(), gpus.len());
-            let why = "this version takes one GPU for each member: start a process for each GPU";
-            return Err(Error::unsupported(what, why));
+        let devices = self.executor().devices();
+        let streams = devices.iter().flat_map(|devices| devices.streams()).collect::<Vec<_>>();
+        let stream = match (streams.as_slice(), gpu) {
+            ([stream], _) => Ok(Arc::clone(stream)),
+            (several, _) => {
+                let names =
+                    several.iter().map(|stream| stream.device().name()).collect::<Vec<_>>().join(", ");
+                let what = format!("{} GPUs ({names})", several.len());
+                Err((
+                    what,
+                    "this version takes one GPU for each member: start a process for each GPU".to_owned(),
+                ))
+            }
         };
-        let library = device::collective_library(gpu.vendor);
-        let group = GpuGroup::join(self.communicator(), library, stream, deadline)?;
+        let vendor = streams.first().map_or(GpuVendor::Nvidia, |stream| stream.device().vendor());
+        let group =
+            GpuGroup::join(self.communicator(), device::collective_library(vendor), stream, deadline)?;
         let group = Arc::new(group);
-        *joined = Some(Joined { group: Arc::clone(&group), stream: Arc::clone(stream) });
+        *joined = Some(Arc::clone(&group));
         Ok(group)
     }
 }

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 pub use arena::{ALIGNMENT, Arena, DeviceBytes};
 pub use deferred::DeferredMesh;
-pub use gpu::GpuArrays;
 pub(crate) use order::Admission;
 pub use verbs::VERB_TIMEOUT_SECONDS;
 
 use crate::communicator::Communicator;
+use crate::communicator::ccl::GpuGroup;
 use crate::communicator::shared::Listener;
 use crate::device;
 use crate::environment::interface::Network;
@@ -72,7 +72,7 @@ struct Inner {
     lease: Mutex<Option<Lease>>,
     communicator: Arc<dyn Communicator>,
     /// The same members' GPUs, from their first call on GPU memory on.
-    gpus: Mutex<Option<gpu::Joined>>,
+    gpus: Mutex<Option<Arc<GpuGroup>>>,
     /// What members prove to each other; those of groups made later are derived from it.
     key: RunKey,
     network: Network,

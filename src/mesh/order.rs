@@ -43,7 +43,8 @@ pub(super) enum Lane {
 impl Lane {
     pub(super) fn of(call: &Call<'_>) -> Self {
         match call.verb {
-            Verb::Send | Verb::Receive => Self::Pair(call.verb, call.root, call.tag),
+            // The libraries of GPUs take all calls of one GPU in one order.
+            Verb::Send | Verb::Receive if call.gpu.is_none() => Self::Pair(call.verb, call.root, call.tag),
             _ => Self::Group,
         }
     }

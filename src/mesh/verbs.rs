@@ -54,6 +54,9 @@ impl Mesh {
         if !matches!(call.verb, Verb::Send | Verb::Receive) {
             check_root(call.root, self.count())?;
         }
+        if let Some(arrays) = &call.gpu {
+            self.check_gpu_call(call, arrays)?;
+        }
         arrays::check(call, self.index())
     }
 

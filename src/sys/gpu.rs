@@ -9,6 +9,7 @@ mod cuda;
 mod hip;
 mod memory;
 mod region;
+mod span;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -24,8 +25,9 @@ use crate::error::{Error, Result};
 use crate::vocabulary::GpuVendor;
 
 pub use memory::Memory;
-pub use region::{ForeignStream, Region};
-pub use stream::Stream;
+pub use region::Region;
+pub use span::GpuSpan;
+pub use stream::{ForeignStream, Stream};
 
 /// Numbers that both vendors' drivers share.
 mod code {
@@ -39,6 +41,11 @@ mod code {
     pub(super) const ILLEGAL_ADDRESS: c_int = 700;
     pub(super) const LAUNCH_FAILED: c_int = 719;
     pub(super) const SYSTEM_NOT_READY: c_int = 802;
+    /// What CUDA's driver is asked about an address, and its answer for memory of a GPU.
+    pub(super) const MEMORY_KIND: c_int = 2;
+    pub(super) const IS_MANAGED: c_int = 8;
+    pub(super) const MEMORY_DEVICE: c_int = 9;
+    pub(super) const GPU_MEMORY: u32 = 2;
     pub(super) const SYSTEM_DRIVER_MISMATCH: c_int = 803;
     pub(super) const COMPATIBILITY: c_int = 804;
 }
@@ -69,6 +76,8 @@ pub(super) struct Table {
     pub(super) copy_out: unsafe extern "C" fn(*mut c_void, u64, usize, Handle) -> c_int,
     pub(super) copy: unsafe extern "C" fn(u64, u64, usize, Handle) -> c_int,
     pub(super) fill: unsafe extern "C" fn(u64, u8, usize, Handle) -> c_int,
+    /// What the driver knows of an address, if it can be asked.
+    pub(super) pointer: Option<unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int>,
     pub(super) identity: Identity,
     pub(super) currency: Currency,
     pub(super) text: Text,
@@ -183,6 +192,7 @@ fn remedy(code: c_int) -> &'static str {
 
 /// A vendor's driver, loaded and started; it stays so until the process ends.
 pub struct Driver {
+    vendor: GpuVendor,
     table: Table,
     /// The process that started it: a forked child must not call it.
     pid: u32,
@@ -229,7 +239,7 @@ impl Driver {
                 let why = format!("{} ({init} returned {result}: {text})", remedy(result));
                 return Err(Error::unsupported(format!("{} on this machine", table.names.runtime), why));
             }
-            let _ = kept.set(Self { table, pid: process::pid() });
+            let _ = kept.set(Self { vendor, table, pid: process::pid() });
         }
         kept.get().ok_or_else(|| Error::unsupported("a GPU driver", "it was not kept"))?.of_this_process()
     }
@@ -279,6 +289,25 @@ impl Driver {
                 let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
                 Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
             }
+        }
+    }
+
+    /// The number of the GPU whose memory is at an address; `None` for the host's memory, memory that the host can read too,
+    /// and a driver that does not tell.
+    #[must_use]
+    pub fn number_at(&self, address: u64) -> Option<usize> {
+        let ask = |attribute: c_int| {
+            let mut answer: c_uint = 0;
+            // SAFETY: the function writes one unsigned number for each of these attributes, and `answer` lives until it returns;
+            // any address may be asked about.
+            let result = unsafe { (self.table.pointer?)((&raw mut answer).cast(), attribute, address) };
+            (result == code::SUCCESS).then_some(answer)
+        };
+        let is_on_a_gpu = ask(code::MEMORY_KIND)? == code::GPU_MEMORY && ask(code::IS_MANAGED) != Some(1);
+        if is_on_a_gpu {
+            ask(code::MEMORY_DEVICE).and_then(|number| usize::try_from(number).ok())
+        } else {
+            None
         }
     }
 
@@ -350,6 +379,18 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Who made it.
+    #[must_use]
+    pub const fn vendor(&self) -> GpuVendor {
+        self.driver.vendor
+    }
+
+    /// The driver that shows it.
+    #[must_use]
+    pub const fn driver(&self) -> &'static Driver {
+        self.driver
     }
 
     /// Its free and all its memory in bytes.

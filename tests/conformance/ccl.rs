@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use uform::error::Error;
 use uform::sys::{Deadline, Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
-use uform::{Arena, Executor, GpuArrays, Mesh, VramOptions, device};
+use uform::{Arena, Call, Executor, GpuArrays, Mesh, VramOptions, device};
 
 use super::gpu::{amd, nvidia, options, soon};
 use crate::harness::stand_in::StandIn;
@@ -42,10 +42,22 @@ impl Member {
     /// Runs a verb on `input`, in place without one, and gives what `output` has then.
     fn run<T: Element>(
         &self,
+        call: (Verb, ReduceOp, usize),
+        input: Option<&[T]>,
+        output: Vec<T>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Vec<T>, Error> {
+        self.run_as(call, input, output, deadline, (None, None, 0))
+    }
+
+    /// As `run`, for a call that is made more of.
+    fn run_as<T: Element>(
+        &self,
         (verb, op, root): (Verb, ReduceOp, usize),
         input: Option<&[T]>,
         mut output: Vec<T>,
         deadline: &Deadline<'_>,
+        (counts, receive_counts, tag): (Option<&[usize]>, Option<&[usize]>, u64),
     ) -> Result<Vec<T>, Error> {
         let place = |start: usize, length: usize| {
             self.arena.device_bytes(0, start..start + length * size_of::<T>()).expect("within")
@@ -57,8 +69,10 @@ impl Member {
             source.write(Span::of(input), &soon()).expect("the GPU works");
             source
         });
-        let arrays = GpuArrays { dtype: T::DTYPE, input: source.as_ref(), output: Some(&target) };
-        self.mesh.run_on_gpus(verb, arrays, (op, root), deadline)?;
+        let input = source.as_ref().map(|source| source.span().expect("within"));
+        let arrays = GpuArrays { input, output: Some(target.span().expect("within")) };
+        let call = Call::on_gpu(verb, T::DTYPE, op, root, arrays);
+        self.mesh.run(Call { counts, receive_counts, tag, ..call }, deadline)?;
         target.read(SpanMut::of(&mut output[..]), &soon()).expect("the GPU works");
         Ok(output)
     }
@@ -141,6 +155,9 @@ fn verbs(index: usize, count: usize, _: &str) {
             assert_eq!(given, (0..n).map(|position| value(root, index * n + position)).collect::<Vec<_>>());
         }
     }
+    counts(&member);
+    pairs(&member);
+    halves(&member);
     reductions(&member, |value| value);
     reductions(&member, |value| value as f32);
     reductions(&member, |value| value as i8);
@@ -150,6 +167,106 @@ fn verbs(index: usize, count: usize, _: &str) {
     reductions(&member, |value| value as i64);
     reductions(&member, |value| value as u64);
     member.close();
+}
+
+/// Verbs whose parts have other lengths: member `i` has `i + 1` elements, and the last one none.
+fn counts(member: &Member) {
+    let (index, count) = (member.mesh.index(), member.mesh.count());
+    let counts =
+        (0..count).map(|seat| if count > 1 && seat + 1 == count { 0 } else { seat + 1 }).collect::<Vec<_>>();
+    let total = counts.iter().sum::<usize>();
+    let of = |seat: usize| (0..counts[seat]).map(move |position| value(seat, position));
+    let (own, all) = (of(index).collect::<Vec<_>>(), (0..count).flat_map(of).collect::<Vec<_>>());
+    let run = |verb, root, input: Option<&[f64]>, length: usize| {
+        let call = (verb, ReduceOp::Sum, root);
+        let found = member.run_as(call, input, vec![-1.0; length], &soon(), (Some(&counts), None, 0));
+        found.unwrap_or_else(|error| panic!("{verb:?}: {}", error.chain()))
+    };
+    assert_eq!(run(Verb::AllGather, 0, Some(&own), total), all);
+    let before = counts[..index].iter().sum::<usize>();
+    let sums = (0..total).map(|position| (0..count).map(|seat| value(seat, position)).sum::<f64>());
+    let wide = (0..total).map(|position| value(index, position)).collect::<Vec<_>>();
+    let found = run(Verb::ReduceScatter, 0, Some(&wide), counts[index]);
+    assert_eq!(found, sums.skip(before).take(counts[index]).collect::<Vec<_>>());
+    for root in 0..count {
+        let width = if index == root { total } else { 0 };
+        assert_eq!(run(Verb::Gather, root, Some(&own), width), all[..width]);
+        let given = run(Verb::Scatter, root, Some(&wide[..width]), counts[index]);
+        assert_eq!(
+            given,
+            (before..before + counts[index]).map(|position| value(root, position)).collect::<Vec<_>>()
+        );
+    }
+    // What `from` sends `to` has from + 2 * to elements, and none where that is 3.
+    let length = |from: usize, to: usize| if from + 2 * to == 3 { 0 } else { from + 2 * to };
+    let (sent, taken): (Vec<_>, Vec<_>) =
+        (0..count).map(|other| (length(index, other), length(other, index))).unzip();
+    let input = (0..count).flat_map(|to| (0..length(index, to)).map(move |position| (to, position)));
+    let input = input.map(|(to, position)| value(index, 100 * to + position)).collect::<Vec<_>>();
+    let wanted = (0..count).flat_map(|from| (0..length(from, index)).map(move |position| (from, position)));
+    let wanted = wanted.map(|(from, position)| value(from, 100 * index + position)).collect::<Vec<_>>();
+    let call = (Verb::AllToAll, ReduceOp::Sum, 0);
+    let counted = |mut taken: Vec<usize>, more: usize| {
+        taken[(index + 1) % count] += more;
+        let output = vec![-1.0; taken.iter().sum()];
+        member.run_as(call, Some(&input), output, &soon(), (Some(&sent), Some(&taken), 0))
+    };
+    assert_eq!(counted(taken.clone(), 0).expect("alike"), wanted);
+    if count > 1 {
+        let error = counted(taken, 1).expect_err("each expects more than comes");
+        assert!(matches!(error, Error::Disagreed { .. }), "{error}");
+    }
+}
+
+/// A ring of sends and receives, and a pair that differs.
+fn pairs(member: &Member) {
+    let (index, count) = (member.mesh.index(), member.mesh.count());
+    let send = |to: usize, values: &[f64]| {
+        let bytes = member.arena.device_bytes(0, 0..size_of_val(values)).expect("within");
+        bytes.write(Span::of(values), &soon()).expect("the GPU works");
+        let arrays = GpuArrays { input: Some(bytes.span().expect("within")), output: None };
+        let call = Call::on_gpu(Verb::Send, Dtype::F64, ReduceOp::Sum, to, arrays);
+        member.mesh.run(Call { tag: 7, ..call }, &soon())
+    };
+    let receive = |from: usize, length: usize| {
+        let output = vec![-1.0_f64; length];
+        member.run_as((Verb::Receive, ReduceOp::Sum, from), None, output, &soon(), (None, None, 7))
+    };
+    if count == 1 {
+        let error = send(0, &[1.0]).expect_err("to itself");
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        return;
+    }
+    let (next, before) = ((index + 1) % count, (index + count - 1) % count);
+    for length in [0, 1, 1021] {
+        let own = (0..length).map(|position| value(index, position)).collect::<Vec<_>>();
+        let wanted = (0..length).map(|position| value(before, position)).collect::<Vec<_>>();
+        // The first one sends, the others receive first.
+        if index == 0 {
+            send(next, &own).expect("it is received");
+        }
+        assert_eq!(receive(before, length).expect("it is sent"), wanted);
+        if index != 0 {
+            send(next, &own).expect("it is received");
+        }
+    }
+    if index < 2 {
+        let result = if index == 0 { send(1, &[1.0, 2.0]) } else { receive(0, 3).map(drop) };
+        let error = result.expect_err("the counts differ");
+        assert!(matches!(error, Error::Disagreed { .. }), "{error}");
+        assert!(error.to_string().contains("on GPU memory"), "{error}");
+    }
+}
+
+/// Floats of 16 bits; the sums here are exact in them.
+fn halves(member: &Member) {
+    let (index, count) = (member.mesh.index(), member.mesh.count());
+    let sum = (0..count).map(|index| index as f32 + 0.5).sum::<f32>();
+    let call = (Verb::AllReduce, ReduceOp::Sum, 0);
+    let own = vec![half::f16::from_f32(index as f32 + 0.5); 33];
+    assert_eq!(member.run(call, None, own, &soon()).expect("it can"), [half::f16::from_f32(sum); 33]);
+    let own = vec![half::bf16::from_f32(index as f32 + 0.5); 33];
+    assert_eq!(member.run(call, None, own, &soon()).expect("it can"), [half::bf16::from_f32(sum); 33]);
 }
 
 /// So many members with one GPU each, of both vendors.
@@ -189,17 +306,40 @@ fn refuse(index: usize, count: usize, _: &str) {
         "{error}"
     );
     let bytes = member.arena.device_bytes(0, 0..7).expect("within");
-    let arrays = GpuArrays { dtype: Dtype::F32, input: None, output: Some(&bytes) };
-    let odd = member.mesh.run_on_gpus(Verb::AllReduce, arrays, (ReduceOp::Sum, 0), &soon());
+    let arrays = GpuArrays { input: None, output: Some(bytes.span().expect("within")) };
+    let odd = Call::on_gpu(Verb::AllReduce, Dtype::F32, ReduceOp::Sum, 0, arrays);
+    let odd = member.mesh.run(odd, &soon());
     assert!(matches!(odd, Err(Error::Invalid { .. })), "{odd:?}");
-    let root = member.mesh.run_on_gpus(Verb::Broadcast, arrays, (ReduceOp::Sum, count), &soon());
+    let root = Call::on_gpu(Verb::Broadcast, Dtype::F32, ReduceOp::Sum, count, arrays);
+    let root = member.mesh.run(root, &soon());
     assert!(matches!(root, Err(Error::Invalid { .. })), "{root:?}");
     let error = call(ReduceOp::Sum, vec![1; 4 + index]).expect_err("lengths differ");
     let Error::Disagreed { mine, theirs, .. } = &error else { panic!("{error}") };
-    assert!(mine.contains(&format!("all_reduce of {} ", 4 + index)), "{error}");
-    assert!(theirs.contains("all_reduce of ") && theirs.contains("GPU "), "{error}");
+    let words =
+        [mine, theirs].map(|call| call.contains("all_reduce #") && call.contains("on GPU memory at "));
+    assert!(words == [true; 2] && mine.contains(&format!("({} I32, ", 4 + index)), "{error}");
+    assert!(mine.contains("ccl.rs:") && theirs.contains("ccl.rs:"), "{error}");
+    mixtures(&member);
     assert_eq!(call(ReduceOp::Sum, vec![1; 4]).expect("the group goes on"), [count as i32; 4]);
     member.close();
+}
+
+/// Arrays of the host beside those of a GPU, in one call and among members.
+fn mixtures(member: &Member) {
+    let (index, mesh) = (member.mesh.index(), &member.mesh);
+    let bytes = member.arena.device_bytes(0, 0..16).expect("within");
+    let arrays = GpuArrays { input: Some(bytes.span().expect("within")), output: None };
+    let mut host = [1_i32; 4];
+    let output = SpanMut::of(&mut host[..]);
+    let call = Call { output, ..Call::on_gpu(Verb::AllReduce, Dtype::I32, ReduceOp::Sum, 0, arrays) };
+    let error = mesh.run(call, &soon()).expect_err("two memories").to_string();
+    let words = ["host memory", &format!("index {index} "), &format!("GPU {index} (")];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    let arrays = GpuArrays { input: None, output: Some(bytes.span().expect("within")) };
+    let call = Call::on_gpu(Verb::AllReduce, Dtype::I32, ReduceOp::Sum, 0, arrays);
+    let host = Call::of::<i32>(Verb::AllReduce, ReduceOp::Sum, 0, None, SpanMut::of(&mut host[..]));
+    let error = mesh.run(if index == 0 { call } else { host }, &soon()).expect_err("two memories");
+    assert!(matches!(&error, Error::Disagreed { field, .. } if field == "the memory of a call"), "{error}");
 }
 
 #[test]

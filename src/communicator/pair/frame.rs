@@ -18,6 +18,8 @@ pub(super) struct Ask {
     pub(super) tag: u64,
     pub(super) dtype: Dtype,
     pub(super) count: u64,
+    /// Whether its elements are in a GPU's memory: then none of them come this way.
+    pub(super) on_gpu: bool,
 }
 
 /// One word between two members.
@@ -41,7 +43,7 @@ pub(super) enum Frame {
 
 impl Frame {
     pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
-        let none = Ask { number: 0, tag: 0, dtype: Dtype::U8, count: 0 };
+        let none = Ask { number: 0, tag: 0, dtype: Dtype::U8, count: 0, on_gpu: false };
         let (kind, ask, extra) = match *self {
             Self::Whole(ask) => (1, ask, 0),
             Self::Offer(ask) => (2, ask, 0),
@@ -55,6 +57,7 @@ impl Frame {
         bytes[0] = kind;
         // Numbers of the vocabulary are small; one that is not is none that the reader knows.
         bytes[1] = u8::try_from(ask.dtype.number()).unwrap_or(u8::MAX);
+        bytes[2] = u8::from(ask.on_gpu);
         let mut put = |range: Range<usize>, word: u64| bytes[range].copy_from_slice(&word.to_le_bytes());
         put(8..16, ask.number);
         put(16..24, ask.tag);
@@ -66,12 +69,12 @@ impl Frame {
     /// The frame in these bytes; `None` if it is none.
     pub(super) fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
         let mut reader = Reader(bytes);
-        let [kind, dtype, padding @ ..]: [u8; 8] = reader.take()?;
+        let [kind, dtype, on_gpu, padding @ ..]: [u8; 8] = reader.take()?;
         let (number, tag) = (reader.long()?, reader.long()?);
         let (count, extra) = (reader.long()?, reader.long()?);
         let dtype = Dtype::from_number(i32::from(dtype))?;
-        let ask = Ask { number, tag, dtype, count };
-        if padding != [0; 6] {
+        let ask = Ask { number, tag, dtype, count, on_gpu: on_gpu == 1 };
+        if padding != [0; 5] || on_gpu > 1 {
             return None;
         }
         // Bytes that no memory can hold are none that anybody sends.
@@ -97,7 +100,9 @@ impl Ask {
 
     /// The field in which two sides of one message differ.
     pub(super) fn difference(&self, other: &Self) -> Option<&'static str> {
-        if self.dtype != other.dtype {
+        if self.on_gpu != other.on_gpu {
+            Some("the memory")
+        } else if self.dtype != other.dtype {
             Some("the element type")
         } else if self.count != other.count {
             Some("the count")
@@ -109,7 +114,8 @@ impl Ask {
 
 impl std::fmt::Display for Ask {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "({} {}, tag {})", self.count, self.dtype, self.tag)
+        let memory = if self.on_gpu { " on GPU memory" } else { "" };
+        write!(formatter, "({} {}, tag {}){memory}", self.count, self.dtype, self.tag)
     }
 }
 
@@ -120,7 +126,7 @@ mod tests {
     use super::*;
 
     fn frames() -> [Frame; 7] {
-        let ask = Ask { number: 7, tag: u64::MAX, dtype: Dtype::Bf16, count: 1 << 40 };
+        let ask = Ask { number: 7, tag: u64::MAX, dtype: Dtype::Bf16, count: 1 << 40, on_gpu: true };
         [
             Frame::Whole(ask),
             Frame::Offer(ask),

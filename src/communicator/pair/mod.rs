@@ -124,16 +124,17 @@ impl<P: Passage> Pair<P> {
         let _stay = Stay::new(&self.inside);
         let (seat, size) = (call.root, call.dtype.size_bytes());
         let sends = call.verb == Verb::Send;
-        let bytes =
-            if sends { call.input.map_or(0, |input| input.byte_count()) } else { call.output.byte_count() };
+        let bytes = if sends { call.input_bytes().unwrap_or(0) } else { call.output_bytes() };
+        let on_gpu = call.gpu.is_some();
         let mut link = self.link();
         self.passage.open()?;
         let counted = if sends { &mut link.sends } else { &mut link.receives };
         *counted += 1;
-        let ask = Ask { number: *counted, tag: call.tag, dtype: call.dtype, count: (bytes / size) as u64 };
+        let count = (bytes / size) as u64;
+        let ask = Ask { number: *counted, tag: call.tag, dtype: call.dtype, count, on_gpu };
         let step = if !sends {
             Step::Waiting
-        } else if link.spend(&ask, self.passage.buffer_bytes()) {
+        } else if !on_gpu && link.spend(&ask, self.passage.buffer_bytes()) {
             Step::Leaving(link.post(&Frame::Whole(ask), call.input.unwrap_or(Span::empty()))?, None)
         } else {
             link.post(&Frame::Offer(ask), Span::empty())?;
@@ -253,7 +254,10 @@ impl<'c, P: Passage> Course<'c, '_, P> {
                 } else {
                     let place = link.accept(ask.number)?;
                     self.step = match self.call.output.byte_count() {
-                        0 => Step::Leaving(place, None),
+                        0 => {
+                            link.complete(ask.number);
+                            Step::Leaving(place, None)
+                        }
                         _ => Step::Receiving(ask.number, 0),
                     };
                 }

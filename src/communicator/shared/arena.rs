@@ -57,7 +57,7 @@ impl Turn {
     ///
     /// Not where it writes what they read: its input and its output overlap.
     pub(super) fn place_of(&self, call: &Call<'_>, count: usize) -> Option<Lies> {
-        if self.arenas.is_empty() || !is_readable(call) {
+        if call.gpu.is_some() || self.arenas.is_empty() || !is_readable(call) {
             return None;
         }
         self.arenas.iter().find_map(|(number, arena)| {

@@ -253,6 +253,7 @@ impl Control {
     pub(super) fn write_descriptor(&self, descriptor: &Descriptor) {
         let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
         let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
+        let kinds = kinds | u64::from(descriptor.on_gpu) << 24;
         let (arena, offset) = descriptor.lies.map_or((0, 0), |lies| (lies.arena, lies.offset));
         let Descriptor { sequence, count, root, shape, .. } = *descriptor;
         let words = [sequence, kinds, count, root, arena, offset, shape];
@@ -274,6 +275,7 @@ impl Control {
             count: word(2),
             root: word(3),
             shape: word(6),
+            on_gpu: kind(24) != 0,
             lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5) }),
             site: Site::default(),
         })
@@ -327,6 +329,7 @@ mod tests {
             count: 7,
             root: 0,
             shape: 9,
+            on_gpu: true,
             lies: Some(Lies { arena: 1, offset: 77 }),
             site: Site::default(),
         };

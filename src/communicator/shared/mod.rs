@@ -258,6 +258,7 @@ impl Communicator for SharedCommunicator {
             count: count as u64,
             root: call.root as u64,
             shape: descriptor::shape(&call),
+            on_gpu: call.gpu.is_some(),
             lies: turn.place_of(&call, count),
             site: call.site,
         };

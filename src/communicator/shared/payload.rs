@@ -66,9 +66,9 @@ impl SharedCommunicator {
         let count = descriptor::check(call, self.own, members)?;
         parts::check_room(call, members, INLINE_BYTES)?;
         let piece = (self.piece_bytes / (call.dtype.size_bytes() * members)).max(1) as u64;
-        if (count as u64).saturating_mul(2) / piece + 8 > LAST_STEP {
+        if call.gpu.is_none() && (count as u64).saturating_mul(2) / piece + 8 > LAST_STEP {
             let reason = "has more pieces than one call can count".to_owned();
-            return Err(descriptor::invalid("output", call.output.byte_count(), reason));
+            return Err(descriptor::invalid("output", call.output_bytes(), reason));
         }
         Ok(count)
     }
@@ -91,7 +91,7 @@ impl SharedCommunicator {
         }
         let (own, part_bytes) = (self.own, count.saturating_mul(size));
         let contribution_bytes = small::contribution_bytes(descriptor.verb, part_bytes, members);
-        let is_small = !descriptor.is_counted() && contribution_bytes <= INLINE_BYTES;
+        let is_small = call.gpu.is_none() && !descriptor.is_counted() && contribution_bytes <= INLINE_BYTES;
         let pace = habits.pace(descriptor.verb, contribution_bytes);
         if is_small && let Some(contribution) = small::contribution(call, own, part_bytes)? {
             let streams = pace.begin();
@@ -105,6 +105,10 @@ impl SharedCommunicator {
         call.matched();
         if count == 0 && !descriptor.is_counted() {
             return Ok(());
+        }
+        if call.gpu.is_some() {
+            let received = call.receive_counts.filter(|_| descriptor.verb == Verb::AllToAll);
+            return received.map_or(Ok(()), |received| self.check_pairs(watch, received).map(|_| ()));
         }
         if is_small {
             let contributed = |seat: usize| self.controls[seat].inline(watch.sequence, contribution_bytes);

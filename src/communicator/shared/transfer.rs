@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::SharedCommunicator;
 use super::control::LAST_STEP;
 use super::payload::{Work, show};
+use super::watch::Watch;
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::parts::{self, PAIR_BYTES, places};
 use crate::communicator::reduce::pieces;
@@ -45,7 +46,9 @@ impl SharedCommunicator {
             Verb::AllToAll => {
                 let received = places(receive_counts, work.count, members, size);
                 let longest = match receive_counts {
-                    Some(receive_counts) => self.check_pairs(work, receive_counts)?,
+                    Some(receive_counts) => {
+                        self.check_pairs(work.watch, receive_counts)?.saturating_mul(work.size)
+                    }
                     None => longest,
                 };
                 self.deal(work, &parts, longest, |round, slots| {
@@ -157,16 +160,16 @@ impl SharedCommunicator {
         Ok(())
     }
 
-    /// Compares the counts of an all_to_all; gives the bytes of the longest part.
-    fn check_pairs(&self, work: &Work<'_, '_>, own: &[usize]) -> Result<usize> {
+    /// Compares the counts of an all_to_all; gives the elements of the longest part.
+    pub(super) fn check_pairs(&self, watch: &Watch<'_>, own: &[usize]) -> Result<usize> {
         let byte_count = self.seats.len() * PAIR_BYTES;
         let rows = self
             .controls
             .iter()
-            .map(|control| control.inline(work.watch.sequence, byte_count).map(|bytes| bytes.to_vec()));
+            .map(|control| control.inline(watch.sequence, byte_count).map(|bytes| bytes.to_vec()));
         let longest = parts::check_pairs(&rows.collect::<Result<Vec<_>>>()?, self.own, &self.seats)?;
         // What a peer wrote meanwhile counts for nothing: this member takes as much as it has room for.
         let own = own.iter().copied().max().unwrap_or(0);
-        Ok(longest.max(own).saturating_mul(work.size))
+        Ok(longest.max(own))
     }
 }

@@ -65,7 +65,7 @@ impl TcpCommunicator {
             return Ok(pairs);
         }
         let part_bytes = count.saturating_mul(call.dtype.size_bytes());
-        if !self.is_small(call.verb, call.counts.is_some(), part_bytes) {
+        if call.gpu.is_some() || !self.is_small(call.verb, call.counts.is_some(), part_bytes) {
             return Ok(Vec::new());
         }
         let contribution = small::contribution(call, self.own, part_bytes)?;
@@ -87,7 +87,8 @@ impl TcpCommunicator {
         if descriptor.verb == Verb::Barrier || (count == 0 && !is_counted) {
             return Ok(());
         }
-        if self.is_small(descriptor.verb, is_counted, count.saturating_mul(size)) {
+        let is_small = self.is_small(descriptor.verb, is_counted, count.saturating_mul(size));
+        if call.gpu.is_none() && is_small {
             let part_bytes = count.saturating_mul(size);
             let byte_count = small::contribution_bytes(descriptor.verb, part_bytes, members);
             let contributed = |seat: usize| self.contributed(turn, inline, seat, byte_count);
@@ -99,6 +100,9 @@ impl TcpCommunicator {
                 heard => heard.map_or_else(Vec::new, |(_, inline, _)| inline.clone()),
             };
             parts::check_pairs(&(0..members).map(row).collect::<Vec<_>>(), own, &self.seats)?;
+        }
+        if call.gpu.is_some() {
+            return Ok(());
         }
         let given = places(call.counts, count, members, size);
         let taken = match descriptor.verb {

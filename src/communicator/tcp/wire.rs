@@ -54,6 +54,7 @@ impl Frame {
                 let kinds = [call.verb.number(), call.dtype.number(), call.op.number()];
                 // Numbers of the vocabulary are small; one that is not is none that the reader knows.
                 bytes.extend(kinds.map(|kind| u8::try_from(kind).unwrap_or(u8::MAX)));
+                bytes.push(u8::from(call.on_gpu));
                 bytes.extend(call.count.to_le_bytes());
                 bytes.extend(call.root.to_le_bytes());
                 bytes.extend(call.shape.to_le_bytes());
@@ -100,15 +101,19 @@ impl Frame {
         let sequence = reader.long()?;
         match kind {
             1 => {
-                let kinds: [u8; 3] = reader.take()?;
+                let [verb, dtype, op, on_gpu] = reader.take()?;
+                if on_gpu > 1 {
+                    return None;
+                }
                 let descriptor = Descriptor {
                     sequence,
-                    verb: Verb::from_number(i32::from(kinds[0]))?,
-                    dtype: Dtype::from_number(i32::from(kinds[1]))?,
-                    op: ReduceOp::from_number(i32::from(kinds[2]))?,
+                    verb: Verb::from_number(i32::from(verb))?,
+                    dtype: Dtype::from_number(i32::from(dtype))?,
+                    op: ReduceOp::from_number(i32::from(op))?,
                     count: reader.long()?,
                     root: reader.long()?,
                     shape: reader.long()?,
+                    on_gpu: on_gpu == 1,
                     lies: None,
                     site: Site::default(),
                 };
@@ -189,6 +194,7 @@ mod tests {
             count: 1 << 40,
             root: 3,
             shape: 11,
+            on_gpu: true,
             lies: None,
             site: Site::default(),
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Comm, Config, Library, SUCCESS, UniqueId, name};
 use crate::error::{Error, Missing, Result};
 use crate::sys::Deadline;
-use crate::sys::gpu::{Region, Stream};
+use crate::sys::gpu::{GpuSpan, Stream};
 use crate::vocabulary::{Dtype, ReduceOp};
 
 /// What a call or a state is that has not ended.
@@ -69,15 +69,6 @@ pub enum Act {
     Receive(usize),
 }
 
-/// Where an array begins in a region of a GPU's memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The region; the operation is on its stream.
-    pub region: &'a Region,
-    /// Bytes of it that lie before the array.
-    pub start: usize,
-}
-
 /// One operation on memory of the communicator's GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
@@ -88,9 +79,9 @@ pub struct Operation<'a> {
     /// How many.
     pub count: usize,
     /// Where it reads, if it does.
-    pub input: Option<Place<'a>>,
+    pub input: Option<GpuSpan<'a>>,
     /// Where it writes, if it does.
-    pub output: Option<Place<'a>>,
+    pub output: Option<GpuSpan<'a>>,
 }
 
 /// An operation in the library's terms.
@@ -228,6 +219,12 @@ impl Communicator {
         Error::Closed { what: format!("{self:?}"), why: "it was aborted or finished".to_owned() }
     }
 
+    /// The stream that its work is on.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
     /// Runs operations as one group, and returns when the GPU has done them.
     ///
     /// # Errors
@@ -265,8 +262,8 @@ impl Communicator {
         let mut result = Ok(());
         for (operation, numbers) in operations.iter().zip(numbers) {
             if result.is_ok() {
-                // SAFETY: the handle is live. `numbers` found the memory within regions of this stream, which are borrowed until
-                // `run` returns: when the stream is idle, or this was aborted.
+                // SAFETY: the handle is live. `numbers` found the memory on this GPU, where it is borrowed until `run`
+                // returns: when the stream is idle, or this was aborted.
                 let (call, code) = unsafe { self.call(handle.0, operation, numbers) };
                 result = self.accept(call, code);
             }
@@ -312,19 +309,19 @@ impl Communicator {
     }
 
     /// The address of so many bytes; 0 for none.
-    fn address(&self, argument: &str, place: Option<Place<'_>>, byte_count: Option<usize>) -> Result<u64> {
+    fn address(&self, argument: &str, span: Option<GpuSpan<'_>>, byte_count: Option<usize>) -> Result<u64> {
         if byte_count == Some(0) {
             return Ok(0);
         }
-        let end = |place: Place<'_>| {
-            let end = place.start.checked_add(byte_count?)?;
-            (Arc::ptr_eq(place.region.stream(), &self.stream) && end <= place.region.byte_count())
-                .then_some(end)
+        let device = self.stream.device();
+        let fits = |span: &GpuSpan<'_>| {
+            span.gpu() == (device.vendor(), device.number())
+                && byte_count.is_some_and(|bytes| bytes <= span.byte_count())
         };
-        match place.and_then(|place| end(place).map(|end| (place, end))) {
-            Some((place, end)) => place.region.address(&(place.start..end)),
+        match span.filter(fits) {
+            Some(span) => Ok(span.address()),
             None => {
-                let reason = format!("must lie in memory of {}, on its stream", self.stream.device().name());
+                let reason = format!("must lie in memory of {}", device.name());
                 Err(Error::invalid(argument, format!("{byte_count:?} bytes"), "call", reason))
             }
         }

@@ -19,7 +19,10 @@ const OLDEST: c_int = 11_040;
 
 /// What the table needs is what cudarc declares: this does not compile where they differ in a number or an order of arguments.
 const _: () = {
-    use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUresult, CUstream, CUuuid};
+    use sys::{
+        CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemorytype, CUpointer_attribute, CUresult, CUstream,
+        CUuuid,
+    };
     let _: unsafe fn(c_uint) -> CUresult = sys::cuInit;
     let _: unsafe fn(*mut c_int) -> CUresult = sys::cuDriverGetVersion;
     let _: unsafe fn(*mut c_int) -> CUresult = sys::cuDeviceGetCount;
@@ -39,6 +42,7 @@ const _: () = {
     let _: unsafe fn(*mut c_void, CUdeviceptr, usize, CUstream) -> CUresult = sys::cuMemcpyDtoHAsync_v2;
     let _: unsafe fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult = sys::cuMemcpyDtoDAsync_v2;
     let _: unsafe fn(CUdeviceptr, u8, usize, CUstream) -> CUresult = sys::cuMemsetD8Async;
+    let _: unsafe fn(*mut c_void, CUpointer_attribute, CUdeviceptr) -> CUresult = sys::cuPointerGetAttribute;
     let _: unsafe fn(*mut CUcontext, CUdevice) -> CUresult = sys::cuDevicePrimaryCtxRetain;
     let _: unsafe fn(CUdevice) -> CUresult = sys::cuDevicePrimaryCtxRelease_v2;
     let _: unsafe fn(CUcontext) -> CUresult = sys::cuCtxPushCurrent_v2;
@@ -48,6 +52,10 @@ const _: () = {
     assert!(size_of::<CUresult>() == size_of::<c_int>() && size_of::<CUuuid>() == 16);
     assert!(size_of::<CUdeviceptr>() == size_of::<u64>() && size_of::<CUdevice>() == size_of::<c_int>());
     assert!(size_of::<CUstream>() == size_of::<Handle>());
+    assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_int == code::MEMORY_KIND);
+    assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as c_int == code::IS_MANAGED);
+    assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_int == code::MEMORY_DEVICE);
+    assert!(CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 == code::GPU_MEMORY);
     assert!(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int == code::OUT_OF_MEMORY);
     assert!(sys::CUresult::CUDA_ERROR_NOT_READY as c_int == code::NOT_READY);
     assert!(sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as c_int == code::DEVICE_UNAVAILABLE);
@@ -100,6 +108,7 @@ pub(super) fn load() -> Result<Table> {
         copy_out: function!("cuMemcpyDtoHAsync_v2"),
         copy: function!("cuMemcpyDtoDAsync_v2"),
         fill: function!("cuMemsetD8Async"),
+        pointer: Some(function!("cuPointerGetAttribute")),
         identity: Identity::Uuid(function!("cuDeviceGetUuid_v2")),
         currency: Currency::Context {
             retain: function!("cuDevicePrimaryCtxRetain"),

@@ -40,6 +40,8 @@ pub(super) fn load() -> Result<Table> {
         copy_out: hip.memcpy_dtoh_async,
         copy: hip.memcpy_dtod_async,
         fill: hip.memset_d8_async,
+        // What it answers was numbered anew between two of its versions.
+        pointer: None,
         // Not by its UUID, which has another form than the one that the kernel's driver tells.
         identity: Identity::Address(hip.device_get_pci_bus_id),
         currency: Currency::Number { get: hip.get_device, set: hip.set_device },

@@ -1,31 +1,15 @@
 //! A region of a GPU's memory with the stream that its work is on: what is freed only when that work has ended.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Memory, Stream};
+use super::{GpuSpan, Memory, Stream};
 use crate::error::Result;
 use crate::sys::{Deadline, Span, SpanMut};
 
 /// How long dropping a region waits for work on its stream.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
-
-/// A stream of another library on one GPU, by its driver's handle.
-#[derive(Clone, Copy, Debug)]
-pub struct ForeignStream(*mut c_void);
-
-impl ForeignStream {
-    /// A stream by its handle, or by a number that the driver takes for a default one.
-    ///
-    /// # Safety
-    /// It is a stream of the GPU that it will be used for, and lives while it is used.
-    #[must_use]
-    pub const unsafe fn from_raw(handle: usize) -> Self {
-        Self(std::ptr::without_provenance_mut(handle))
-    }
-}
 
 /// Bytes of a GPU's memory, and a stream of that GPU.
 pub struct Region {
@@ -75,6 +59,16 @@ impl Region {
         self.memory.as_ref().map_or(Ok(0), |memory| memory.within(range))
     }
 
+    /// A range of them.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not within.
+    pub fn span(&self, range: &Range<usize>) -> Result<GpuSpan<'_>> {
+        let (address, device) = (self.address(range)?, self.stream.device());
+        // SAFETY: the range is within memory of this GPU, which is freed when `self` goes.
+        Ok(unsafe { GpuSpan::from_raw(device.vendor(), device.number(), address, range.len()) })
+    }
+
     /// Copies bytes of the host there, behind what is on the stream, and waits for the end.
     ///
     /// # Errors
@@ -101,24 +95,6 @@ impl Region {
             return Err(error);
         }
         target.copy_from(Span::of(&bytes))
-    }
-
-    /// Has another library's stream wait for what is on this one: then what was put here can be read there.
-    ///
-    /// # Errors
-    /// `Vendor`.
-    pub fn precede(&self, other: ForeignStream) -> Result<()> {
-        // SAFETY: its maker promised that it is a stream of this GPU.
-        unsafe { self.stream.precede(other.0) }
-    }
-
-    /// Has this stream wait for what is on another library's.
-    ///
-    /// # Errors
-    /// `Vendor`.
-    pub fn follow(&self, other: ForeignStream) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { self.stream.follow(other.0) }
     }
 }
 

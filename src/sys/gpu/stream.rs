@@ -14,6 +14,26 @@ const NON_BLOCKING: u32 = 1;
 /// Events that tell of an order and not of a time.
 const WITHOUT_TIME: u32 = 2;
 
+/// A stream of another library on one GPU, by its driver's handle.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignStream(Handle);
+
+// SAFETY: a driver's handle, which is handed to the driver alone; drivers allow that on any thread.
+unsafe impl Send for ForeignStream {}
+// SAFETY: as above.
+unsafe impl Sync for ForeignStream {}
+
+impl ForeignStream {
+    /// A stream by its handle, or by a number that the driver takes for a default one.
+    ///
+    /// # Safety
+    /// It is a stream of the GPU that it will be used for, and lives while it is used.
+    #[must_use]
+    pub const unsafe fn from_raw(handle: usize) -> Self {
+        Self(std::ptr::without_provenance_mut(handle))
+    }
+}
+
 /// A stream of this process on one GPU.
 pub struct Stream {
     device: Arc<Device>,
@@ -184,27 +204,37 @@ impl Stream {
     ///
     /// # Errors
     /// `Vendor`.
-    ///
-    /// # Safety
-    /// `other` is a stream of this GPU by the driver's handle, or a number that the driver takes for a default stream.
-    pub unsafe fn follow(&self, other: *mut c_void) -> Result<()> {
-        // SAFETY: the caller's promise, and a stream of this value's own.
-        unsafe { self.mark(other, self.handle) }
+    pub fn follow(&self, other: ForeignStream) -> Result<()> {
+        // SAFETY: its maker promised that it is a stream of this GPU, and this value's own is one.
+        unsafe { self.mark(other.0, self.handle) }
     }
 
     /// Has what is put into another library's stream from now on wait for what was put here before.
     ///
     /// # Errors
     /// `Vendor`.
-    ///
-    /// # Safety
-    /// As [`Stream::follow`].
-    pub unsafe fn precede(&self, other: *mut c_void) -> Result<()> {
+    pub fn precede(&self, other: ForeignStream) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.mark(self.handle, other) }
+        unsafe { self.mark(self.handle, other.0) }
+    }
+
+    /// Has what is put here from now on wait for what was put into another stream of this process on the same GPU.
+    ///
+    /// # Errors
+    /// `Vendor`; `Invalid` for one on another GPU.
+    pub fn succeed(&self, other: &Self) -> Result<()> {
+        if !Arc::ptr_eq(&self.device, &other.device) && self.device.number() != other.device.number() {
+            let reason = format!("must be on {}", self.device.name());
+            return Err(Error::invalid("stream", other.device.name(), "stream", reason));
+        }
+        // SAFETY: both are streams of this GPU and live.
+        unsafe { self.mark(other.handle, self.handle) }
     }
 
     /// Has one stream wait for what is in another now.
+    ///
+    /// # Safety
+    /// Both are streams of this GPU that live.
     unsafe fn mark(&self, first: Handle, second: Handle) -> Result<()> {
         let table = self.device.table();
         let _current = self.device.enter()?;

@@ -228,6 +228,13 @@ void *host_address(uint64_t address, size_t bytes, char const *what) {
     return found->shadow + (address - found->address);
 }
 
+device_t *memory_owner(uint64_t address) {
+    pthread_mutex_lock(&lock);
+    allocation_t *found = allocation_of(address, 1);
+    pthread_mutex_unlock(&lock);
+    return found ? found->device : NULL;
+}
+
 /* The address that programs see cannot be read by the host, as on most machines; its bytes lie elsewhere, and are not zero. */
 int memory_take(device_t *device, size_t bytes, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;

@@ -165,6 +165,21 @@ int cuMemFree_v2(uint64_t address) {
     return memory_give(current("cuMemFree_v2"), address);
 }
 
+/* The kind of memory is 2 for a device's; of managed memory there is none here. */
+int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
+    ENTER("cuPointerGetAttribute");
+    device_t *owner = memory_owner(address);
+    if (!owner || owner->vendor != NVIDIA) return INVALID_VALUE;
+    int number = 0;
+    while (visible(NVIDIA, number) && visible(NVIDIA, number) != owner) ++number;
+    switch (attribute) {
+    case 2: *(unsigned *)data = 2; return SUCCESS;
+    case 8: *(unsigned *)data = 0; return SUCCESS;
+    case 9: *(int *)data = number; return SUCCESS;
+    default: violation("cuPointerGetAttribute: attribute %d is not known here", attribute);
+    }
+}
+
 int cuStreamCreate(stream_t **stream, unsigned flags) {
     ENTER("cuStreamCreate");
     if (flags != 1) violation("cuStreamCreate: a stream that waits for the default one");

@@ -83,6 +83,9 @@ int event_query(event_t *event);
 int stream_wait(device_t *current, stream_t *stream, event_t *event);
 int memory_take(device_t *device, size_t bytes, uint64_t *address);
 int memory_give(device_t *device, uint64_t address);
+
+/* The device whose memory an address is, NULL for none. */
+device_t *memory_owner(uint64_t address);
 int memory_free_bytes(device_t *device, size_t *free_bytes, size_t *total_bytes);
 
 /* A copy between addresses, each of a device or of the host as the flags say, in a stream's order. */

@@ -62,6 +62,7 @@ impl DeferredMesh {
 
     /// As [`DeferredMesh::run`], for a send to the member `peer` or a receive from it with a tag: `make` gives a call with the
     /// same. Such calls wait for their executor, and for earlier ones with that member and tag.
+    #[track_caller]
     pub fn run_paired<K: Send + 'static>(
         &self,
         verb: Verb,
@@ -73,6 +74,7 @@ impl DeferredMesh {
         self.run_in(Lane::Pair(verb, peer, tag), verb, owner, make, deadline)
     }
 
+    #[track_caller]
     fn run_in<K: Send + 'static>(
         &self,
         lane: Lane,
@@ -188,6 +190,7 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::send`]; gives the array back.
+    #[track_caller]
     pub fn send<T: Element>(&self, array: Vec<T>, destination: usize, tag: u64) -> Deferred<Vec<T>> {
         self.run_paired(
             Verb::Send,
@@ -203,6 +206,7 @@ impl DeferredMesh {
     }
 
     /// As [`Mesh::receive`]; gives the array back.
+    #[track_caller]
     pub fn receive<T: Element>(&self, array: Vec<T>, source: usize, tag: u64) -> Deferred<Vec<T>> {
         self.run_paired(
             Verb::Receive,

@@ -18,6 +18,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::trainer::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,
+    failure::crossed::ROLES,
     failure::device::ROLES,
     failure::fork::ROLES,
     failure::hosts::ROLES,

@@ -10,6 +10,9 @@ use crate::error::Result;
 /// Bytes of one message, at most.
 pub const LETTER_LIMIT: usize = 960;
 
+/// The field of the `Disagreed` that members raise who wait for each other in several groups.
+pub const CROSSED: &str = "the order of calls in meshes that overlap";
+
 /// How another member stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -46,4 +49,26 @@ pub trait Channel: Send + Sync {
     /// Tells the other members, those that are stopped now too, that this one has gone on in another group: their calls in
     /// this one raise `Closed` saying so.
     fn went_on(&self, words: &str);
+
+    /// The number of the last call that this member has entered.
+    fn entered(&self) -> u64 {
+        0
+    }
+
+    /// The call of this member that others have not entered, and their seats; `None` where all have.
+    fn entering(&self) -> Option<(u64, Vec<usize>)> {
+        None
+    }
+
+    /// Puts a question of at most [`LETTER_LIMIT`] bytes to a seat, also during a call. It may be lost.
+    fn ask(&self, _seat: usize, _question: &[u8]) {}
+
+    /// Takes the questions that have come, each with the seat of its asker; none while a call of this group goes on here.
+    fn asked(&self) -> Vec<(usize, Vec<u8>)> {
+        Vec::new()
+    }
+
+    /// Ends the group since calls were made in crossed order: members that wait in it, or call later, raise `Disagreed` on
+    /// [`CROSSED`], in which `words` say what this member waits in.
+    fn cross(&self, _words: &str) {}
 }

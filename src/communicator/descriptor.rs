@@ -1,6 +1,7 @@
 //! A call as the members of a group compare it, whatever carries it: what is checked before it counts, and how it fails.
 
 use super::Call;
+use super::control::CROSSED;
 use crate::error::{Error, Result};
 use crate::recorder::Site;
 use crate::sys::kernel::reduce;
@@ -113,16 +114,55 @@ impl std::fmt::Display for Descriptor {
 pub(super) struct Cause {
     /// The index that was lost, `None` if nobody else is to blame.
     pub(super) lost: Option<usize>,
+    /// Whether it left since calls were crossed; then `text` is the call that it waits in.
+    pub(super) is_crossed: bool,
     pub(super) text: String,
 }
+
+/// What stands for nobody in the number of the member that a cause blames.
+const NOBODY: u64 = u64::MAX;
+/// What stands there for calls that were crossed.
+const ORDER: u64 = u64::MAX - 1;
 
 impl Cause {
     /// The cause that a member gives which leaves the call `phase` with `error`.
     pub(super) fn of(error: &Error, phase: &str) -> Self {
         match error {
-            Error::Lost { index, phase, .. } => Self { lost: Some(*index), text: phase.clone() },
-            other => Self { lost: None, text: format!("left {phase}: {other}") },
+            Error::Lost { index, phase, .. } => {
+                Self { lost: Some(*index), is_crossed: false, text: phase.clone() }
+            }
+            other => Self { lost: None, is_crossed: false, text: format!("left {phase}: {other}") },
         }
+    }
+
+    /// The cause of a member that found calls to be crossed.
+    pub(super) fn crossed(words: &str) -> Self {
+        Self { lost: None, is_crossed: true, text: words.to_owned() }
+    }
+
+    /// Its kind as others read it.
+    pub(super) fn blame(&self) -> u64 {
+        match self.lost {
+            Some(index) => index as u64,
+            None if self.is_crossed => ORDER,
+            None => NOBODY,
+        }
+    }
+
+    /// The cause of that kind.
+    pub(super) fn blaming(blame: u64, text: String) -> Self {
+        let lost = if blame == NOBODY || blame == ORDER { None } else { usize::try_from(blame).ok() };
+        Self { lost, is_crossed: blame == ORDER, text }
+    }
+
+    /// What the call of another member ends in where the member `index` left because calls were crossed.
+    pub(super) fn disagreement(&self, index: usize) -> Option<Error> {
+        self.is_crossed.then(|| Error::Disagreed {
+            field: CROSSED.to_owned(),
+            mine: "a call".to_owned(),
+            theirs: self.text.clone(),
+            index,
+        })
     }
 }
 
@@ -174,6 +214,13 @@ pub(super) fn again(error: &Error) -> Error {
             Error::Closed { what: "the group".to_owned(), why: format!("an earlier call failed: {other}") }
         }
     }
+}
+
+/// Why a group makes no more calls in which calls were crossed.
+pub(super) fn crossed(name: &str, words: &str) -> Error {
+    let why =
+        format!("calls were made in crossed order, a member waits in {words}; shrink it, or open another");
+    Error::Closed { what: format!("the group {name}"), why }
 }
 
 /// Whether an error of a call ends its group: others cannot follow it.

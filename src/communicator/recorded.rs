@@ -123,6 +123,26 @@ impl Channel for RecordedCommunicator {
     fn went_on(&self, words: &str) {
         self.inner.went_on(words);
     }
+
+    fn entered(&self) -> u64 {
+        self.inner.entered()
+    }
+
+    fn entering(&self) -> Option<(u64, Vec<usize>)> {
+        self.inner.entering()
+    }
+
+    fn ask(&self, seat: usize, question: &[u8]) {
+        self.inner.ask(seat, question);
+    }
+
+    fn asked(&self) -> Vec<(usize, Vec<u8>)> {
+        self.inner.asked()
+    }
+
+    fn cross(&self, words: &str) {
+        self.inner.cross(words);
+    }
 }
 
 impl Drop for RecordedCommunicator {

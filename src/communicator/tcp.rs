@@ -66,6 +66,8 @@ pub struct TcpCommunicator {
     pairs: Vec<Option<Pair<Carrier>>>,
     /// What ended the group outside of its calls.
     ended: OnceLock<Error>,
+    /// Those that have not entered the call that this member waits in.
+    lagging: Mutex<Vec<usize>>,
     /// After which call the last refusals were, and how many of them were told.
     refusals: Mutex<(u64, u32)>,
 }
@@ -162,6 +164,7 @@ impl TcpCommunicator {
             gate: Gate::new(group.name.clone(), Turn { heard, ..Turn::default() }),
             pairs,
             ended: OnceLock::new(),
+            lagging: Mutex::default(),
             refusals: Mutex::new((0, 0)),
         }))
     }
@@ -222,7 +225,10 @@ impl TcpCommunicator {
                 break;
             }
             if watch.looked.get().elapsed() >= CHECK_INTERVAL || watch.deadline.passed() {
-                self.look(watch, heard, &lagging)?;
+                self.note_lagging(&lagging);
+                let looked = self.look(watch, heard, &lagging);
+                self.note_lagging(&[]);
+                looked?;
             }
             let lagging = lagging.into_iter().filter(|seat| heard[*seat].calls.is_empty());
             for seat in lagging {
@@ -253,6 +259,10 @@ impl TcpCommunicator {
             None => String::new(),
         };
         descriptor::compare(own, self.own, &calls, &self.seats, self.gate.suffix(), &site)
+    }
+
+    fn note_lagging(&self, seats: &[usize]) {
+        seats.clone_into(&mut self.lagging.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The control connections as they are waited for; one that has ended has nothing to say.
@@ -307,6 +317,9 @@ impl TcpCommunicator {
             return Some(self.gate.left_behind(words));
         }
         let (_, cause) = heard.left.as_ref().filter(|(left, _)| *left <= sequence)?;
+        if let Some(error) = cause.disagreement(peer.index) {
+            return Some(error);
+        }
         let index = cause.lost.unwrap_or(peer.index);
         let blamed = self.peers().find(|peer| peer.index == index).map(|peer| &peer.process);
         let process = if index == self.seats[self.own] { Some(&self.process) } else { blamed };

@@ -346,6 +346,27 @@ impl Channel for TieredCommunicator {
         self.world.went_on(words);
         self.host.went_on(words);
     }
+
+    fn entered(&self) -> u64 {
+        self.world.entered()
+    }
+
+    fn entering(&self) -> Option<(u64, Vec<usize>)> {
+        self.world.entering()
+    }
+
+    fn ask(&self, seat: usize, question: &[u8]) {
+        self.world.ask(seat, question);
+    }
+
+    fn asked(&self) -> Vec<(usize, Vec<u8>)> {
+        self.world.asked()
+    }
+
+    fn cross(&self, words: &str) {
+        self.world.cross(words);
+        self.host.cross(words);
+    }
 }
 
 impl Communicator for TieredCommunicator {

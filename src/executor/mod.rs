@@ -394,6 +394,11 @@ impl Executor {
         if self.0.line.is_closed() { Err(line::closed()) } else { Ok(()) }
     }
 
+    /// What tells this executor from all others that live.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Whether the calling thread is inside of a call on this executor: entering, holding or running it.
     pub(crate) fn is_inside(&self) -> bool {
         process::pid() == self.0.pid && self.0.line.is_inside()

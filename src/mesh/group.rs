@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Inner, Mesh, in_phase, network, order, phase, record};
+use super::{Inner, Mesh, crossed, in_phase, network, order, phase, record};
 use crate::communicator::Communicator;
 use crate::communicator::recorded::RecordedCommunicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
@@ -39,6 +39,8 @@ pub(super) struct Forming<'a> {
     pub(super) between: Between<'a>,
     /// The record of the mesh that it is a part of; `None` begins one.
     pub(super) recorder: Option<&'a Arc<Recorder>>,
+    /// The family of the mesh that it is a part of; `None` begins one.
+    pub(super) family: Option<&'a Arc<crossed::Family>>,
 }
 
 /// What members of several hosts are connected by.
@@ -118,7 +120,7 @@ fn connect(
     forming: Forming<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<Mesh> {
-    let Forming { name, executor, lease, gpus_per_multimem_domain, between, recorder } = forming;
+    let Forming { name, executor, lease, gpus_per_multimem_domain, between, recorder, family } = forming;
     // Before the others wait for this member.
     let records = phase("environment", record::read)?;
     let index = exchange.index();
@@ -141,6 +143,11 @@ fn connect(
         None => phase("record", || record::open(&records, &topology, index))?,
     };
     let communicator = RecordedCommunicator::new(communicator, Arc::clone(&recorder), &group.name);
+    let family = match family {
+        Some(family) => Arc::clone(family),
+        None => crossed::Family::new()?,
+    };
+    family.lend(&executor);
     let inner = Inner {
         index,
         topology,
@@ -152,12 +159,15 @@ fn connect(
         recorder,
         key: exchange.key().clone(),
         network: between.network.clone(),
+        family,
         split_count: AtomicU64::new(0),
         is_shrinking: AtomicBool::new(false),
         closed: AtomicBool::new(false),
         pid: process::pid(),
     };
-    Ok(Mesh { inner: Arc::new(inner), executor })
+    let inner = Arc::new(inner);
+    inner.family.join(&inner);
+    Ok(Mesh { inner, executor })
 }
 
 fn share_findings(

@@ -4,6 +4,7 @@
 
 mod arena;
 mod arrays;
+mod crossed;
 mod deferred;
 mod gpu;
 mod group;
@@ -76,6 +77,8 @@ struct Inner {
     /// What members prove to each other; those of groups made later are derived from it.
     key: RunKey,
     network: Network,
+    /// The meshes that this one was split from, and that were split from it.
+    family: Arc<crossed::Family>,
     /// How many groups were made of its members.
     split_count: AtomicU64,
     recorder: Arc<Recorder>,
@@ -171,8 +174,15 @@ impl Mesh {
         }
         let gpus_per_multimem_domain = launch.gpus_per_multimem_domain;
         let between = Between { network: &network, world };
-        let forming =
-            Forming { name: RUN, executor, lease: None, gpus_per_multimem_domain, between, recorder: None };
+        let forming = Forming {
+            name: RUN,
+            executor,
+            lease: None,
+            gpus_per_multimem_domain,
+            between,
+            recorder: None,
+            family: None,
+        };
         form(exchange.as_mut(), listener, forming, &deadline)
     }
 
@@ -197,6 +207,7 @@ impl Mesh {
             gpus_per_multimem_domain: 0,
             between,
             recorder: None,
+            family: None,
         };
         form(exchange.as_mut(), listener, forming, deadline)
     }
@@ -222,6 +233,10 @@ impl Mesh {
     /// The same mesh, its verbs on that executor: the order of calls stays one, whatever they run on.
     #[must_use]
     pub fn on(&self, executor: &Executor) -> Self {
+        // A forked child may find the lock held for ever, and makes no calls.
+        if process::pid() == self.inner.pid {
+            self.inner.family.lend(executor);
+        }
         Self { inner: Arc::clone(&self.inner), executor: executor.clone() }
     }
 

@@ -84,6 +84,18 @@ impl Order {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The executor of the first call of all members that has not ended.
+    pub(super) fn first_executor(&self) -> Option<usize> {
+        let turns = self.turns();
+        let first = turns.outstanding.iter().find(|turn| turn.lane == Lane::Group);
+        first.map(|turn| turn.executor.identity())
+    }
+
+    /// How many calls were ever submitted.
+    pub(super) fn submitted(&self) -> u64 {
+        self.turns().next
+    }
+
     /// Has those that wait for their turn look up.
     pub(super) fn wake(&self) {
         self.changed.notify_all();

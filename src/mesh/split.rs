@@ -142,6 +142,7 @@ impl Mesh {
                     gpus_per_multimem_domain: 0,
                     between: Between { network: &self.inner.network, world: None },
                     recorder: Some(&self.inner.recorder),
+                    family: Some(&self.inner.family),
                 };
                 // Whoever gives up the split, or ends, gives up the group that is split.
                 let check = || self.communicator().check();

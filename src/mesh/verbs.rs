@@ -6,7 +6,7 @@ use crate::communicator::{Call, Progress};
 use crate::error::{Error, Result};
 use crate::executor::Hold;
 use crate::mesh::order::Lane;
-use crate::mesh::{Admission, Arena, Mesh, arrays};
+use crate::mesh::{Admission, Arena, Mesh, arrays, crossed};
 use crate::recorder::Site;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
@@ -90,7 +90,14 @@ impl Mesh {
     /// Hands a call whose arrays are contiguous to the group.
     pub(super) fn to_group(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         call.kernels = self.executor().kernels();
-        self.communicator().run(self.one_sided(call)?, deadline)
+        let call = self.one_sided(call)?;
+        if matches!(call.verb, Verb::Send | Verb::Receive) {
+            return self.communicator().run(call, deadline);
+        }
+        let watch = crossed::Watch::new(self, call.verb, call.site);
+        let look = || watch.look();
+        let result = self.communicator().run(call, &deadline.unless_vain(&look));
+        watch.end(result)
     }
 
     /// Leaves a member only the arrays that it has a use for: on a mesh all members may give the same ones.

@@ -2,6 +2,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod communicator;
+pub(crate) mod crossed;
 pub(crate) mod device;
 pub(crate) mod fork;
 pub(crate) mod hosts;

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use super::SharedCommunicator;
-use super::control::State;
+use super::control::{self, State};
 use super::proof::Mate;
 use crate::communicator::control::{Channel, Life};
+use crate::communicator::descriptor::{self, Cause};
 use crate::error::Result;
 use crate::sys::socket;
 
 /// What a letter of this channel starts with; other messages on the same sockets have other beginnings.
 const PREFIX: &[u8] = b"uform-letter-001";
+/// What a question starts with.
+const QUESTION: &[u8] = b"uform-asking-001";
 
 impl SharedCommunicator {
     fn mate(&self, seat: usize) -> Option<&Mate> {
@@ -72,6 +75,42 @@ impl Channel for SharedCommunicator {
     fn went_on(&self, words: &str) {
         if self.closed().is_none() {
             self.own_control().go_on(words);
+        }
+    }
+
+    fn entered(&self) -> u64 {
+        control::call_of(self.own_control().progress()).0
+    }
+
+    fn entering(&self) -> Option<(u64, Vec<usize>)> {
+        let (sequence, step) = control::call_of(self.own_control().progress());
+        let target = control::place(sequence, 1);
+        let is_behind = |seat: &usize| self.controls[*seat].progress() < target;
+        let lagging = (0..self.seats.len()).filter(is_behind).collect::<Vec<_>>();
+        (step == 1 && !lagging.is_empty()).then_some((sequence, lagging))
+    }
+
+    fn ask(&self, seat: usize, question: &[u8]) {
+        let whole = [QUESTION, question].concat();
+        // A full queue takes none: another will be asked.
+        let _ = self.mate(seat).is_some_and(|mate| mate.conversation.send(&whole, None));
+    }
+
+    fn asked(&self) -> Vec<(usize, Vec<u8>)> {
+        let mut asked = Vec::new();
+        for seat in 0..self.seats.len() {
+            let Some(mate) = self.mate(seat) else { continue };
+            while let Ok(Some((bytes, _))) = mate.letter(QUESTION, "") {
+                asked.push((seat, bytes));
+            }
+        }
+        asked
+    }
+
+    fn cross(&self, words: &str) {
+        if self.closed().is_none() {
+            let _ = self.ended.set(descriptor::crossed(self.gate.name(), words));
+            self.own_control().leave(&Cause::crossed(words));
         }
     }
 }

@@ -178,8 +178,7 @@ impl Control {
         if self.state() != State::Live {
             return;
         }
-        let lost = cause.lost.map_or(u64::MAX, |index| index as u64);
-        self.word64(CAUSE).store(lost, Ordering::SeqCst);
+        self.word64(CAUSE).store(cause.blame(), Ordering::SeqCst);
         self.write_text(CAUSE + 8, &cause.text);
         self.word32(STATE).store(2, Ordering::SeqCst);
         self.ring();
@@ -205,9 +204,7 @@ impl Control {
     }
 
     pub(super) fn cause(&self) -> Cause {
-        let lost = self.word64(CAUSE).load(Ordering::SeqCst);
-        let lost = if lost == u64::MAX { None } else { usize::try_from(lost).ok() };
-        Cause { lost, text: self.read_text(CAUSE + 8) }
+        Cause::blaming(self.word64(CAUSE).load(Ordering::SeqCst), self.read_text(CAUSE + 8))
     }
 
     /// Notes that the call after `sequence` was refused here.
@@ -343,7 +340,7 @@ mod tests {
         control.refuse(4, &"ä".repeat(400));
         assert_eq!(control.refusal(4).expect("it was refused").chars().count(), 256);
         assert_eq!(control.refusal(3), None);
-        let cause = Cause { lost: Some(2), text: "line\nline".to_owned() };
+        let cause = Cause::blaming(2, "line\nline".to_owned());
         control.leave(&cause);
         control.close();
         assert_eq!((control.state(), control.cause().text.as_str()), (State::Left, "line line"));

@@ -208,6 +208,11 @@ impl SharedCommunicator {
     /// Ends a call: its place is the last, or, after an error that others cannot follow, the group is ended.
     fn finish(&self, turn: &mut Turn, watch: &Watch<'_>, result: Result<()>) -> Result<()> {
         match result {
+            // Calls were crossed: this one does not count as ended here, so that who enters it later finds this member gone.
+            Err(error @ Error::Disagreed { .. }) if self.ended.get().is_some() => {
+                turn.ended = Some(again(&error));
+                Err(error)
+            }
             Ok(()) | Err(Error::Disagreed { .. } | Error::Exhausted { .. }) => {
                 self.own_control().conclude(watch.sequence);
                 result

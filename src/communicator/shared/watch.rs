@@ -176,6 +176,9 @@ impl SharedCommunicator {
         match control.state() {
             State::Left => {
                 let cause = control.cause();
+                if let Some(error) = cause.disagreement(self.seats[seat]) {
+                    return Some(error);
+                }
                 Some(self.lost(cause.lost.unwrap_or(self.seats[seat]), cause.text))
             }
             State::WentOn => Some(self.gate.left_behind(&control.successor())),

@@ -1,11 +1,14 @@
 //! Messages between members of different hosts, over the connections that agree on calls.
 
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::TcpCommunicator;
 use super::wire::Frame;
+use super::{TcpCommunicator, Turn};
 use crate::communicator::carrier::Patience;
 use crate::communicator::control::{Channel, Life};
+use crate::communicator::descriptor::{self, Cause};
 use crate::error::Result;
 
 impl Channel for TcpCommunicator {
@@ -73,5 +76,38 @@ impl Channel for TcpCommunicator {
             let frame = Frame::WentOn(words.to_owned());
             self.peers().for_each(|peer| peer.post(&frame));
         }
+    }
+
+    fn entered(&self) -> u64 {
+        self.sequence.load(Ordering::SeqCst)
+    }
+
+    fn entering(&self) -> Option<(u64, Vec<usize>)> {
+        let lagging = self.lagging.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (!lagging.is_empty()).then(|| (self.entered(), lagging))
+    }
+
+    fn ask(&self, seat: usize, question: &[u8]) {
+        if let Some(Some(peer)) = self.peers.get(seat) {
+            peer.post(&Frame::Question(question.to_vec()));
+        }
+    }
+
+    fn asked(&self) -> Vec<(usize, Vec<u8>)> {
+        let take = |turn: &mut Turn| {
+            let mut asked = Vec::new();
+            for (seat, (peer, heard)) in self.peers.iter().zip(&mut turn.heard).enumerate() {
+                let Some(peer) = peer else { continue };
+                peer.flush();
+                peer.listen(heard);
+                asked.extend(heard.questions.drain(..).map(|question| (seat, question)));
+            }
+            asked
+        };
+        self.gate.peek(take).unwrap_or_default()
+    }
+
+    fn cross(&self, words: &str) {
+        self.abandon_for(&Cause::crossed(words), descriptor::crossed(self.gate.name(), words));
     }
 }

@@ -115,13 +115,18 @@ impl TcpCommunicator {
 
     /// Ends the group because of what happened outside of its calls: peers that wait in it get this cause.
     pub(in crate::communicator) fn abandon(&self, error: &Error, phase: &str) {
-        if self.closed().is_some() || self.ended.set(again(error)).is_err() {
+        self.abandon_for(&Cause::of(error, phase), again(error));
+    }
+
+    /// Ends the group: peers get the cause, and later calls of this member the error.
+    pub(super) fn abandon_for(&self, cause: &Cause, error: Error) {
+        if self.closed().is_some() || self.ended.set(error).is_err() {
             return;
         }
         // A call that has begun ends too; one that has not is the one that this member never enters.
         let begun = self.sequence.load(Ordering::SeqCst);
         let sequence = if self.gate.peek(|_| ()).is_some() { begun + 1 } else { begun };
-        let frame = Frame::Leave(sequence, Cause::of(error, phase));
+        let frame = Frame::Leave(sequence, cause.clone());
         self.peers().for_each(|peer| peer.post(&frame));
     }
 

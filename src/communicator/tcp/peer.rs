@@ -16,6 +16,8 @@ use crate::topology::Process;
 
 /// Calls that a member can have begun and this one not yet: the one it waits in, and none beyond.
 const CALL_LIMIT: usize = 3;
+/// Questions that may wait to be taken; of more the first ones are forgotten.
+const QUESTION_COUNT: usize = 64;
 /// Messages outside of calls that may wait to be taken.
 const LETTER_COUNT: usize = 16 << 10;
 /// Unsent bytes beyond which words that nobody needs are dropped.
@@ -59,6 +61,8 @@ pub(in crate::communicator) struct Heard {
     pub(super) successor: Option<String>,
     /// Messages outside of calls that nobody has taken.
     pub(super) letters: VecDeque<Vec<u8>>,
+    /// Questions that nobody has taken.
+    pub(super) questions: VecDeque<Vec<u8>>,
     pub(super) end: Option<End>,
     /// When bytes came last.
     pub(super) since: Instant,
@@ -75,6 +79,7 @@ impl Default for Heard {
             has_closed: false,
             successor: None,
             letters: VecDeque::new(),
+            questions: VecDeque::new(),
             end: None,
             since: Instant::now(),
         }
@@ -90,7 +95,7 @@ impl Peer {
     /// Sends a message as far as the connection takes it now; the rest goes with [`Peer::flush`].
     pub(super) fn post(&self, frame: &Frame) {
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if outbox.len() > OUTBOX_LIMIT && matches!(frame, Frame::Refusal(..)) {
+        if outbox.len() > OUTBOX_LIMIT && matches!(frame, Frame::Refusal(..) | Frame::Question(_)) {
             return;
         }
         outbox.extend(frame.encode());
@@ -226,6 +231,12 @@ impl Heard {
                 Next::Frame(Frame::Close(_)) => self.has_closed = true,
                 Next::Frame(Frame::Refusal(sequence, text)) => self.refusal = Some((sequence, text)),
                 Next::Frame(Frame::WentOn(words)) => self.successor = Some(words),
+                Next::Frame(Frame::Question(question)) => {
+                    if self.questions.len() >= QUESTION_COUNT {
+                        self.questions.pop_front();
+                    }
+                    self.questions.push_back(question);
+                }
                 Next::Frame(Frame::Letter(letter)) if self.letters.len() < LETTER_COUNT => {
                     self.letters.push_back(letter);
                 }

@@ -33,6 +33,8 @@ pub(super) enum Frame {
     Letter(Vec<u8>),
     /// The sender is in another group now.
     WentOn(String),
+    /// The sender asks whether its waits go round in a circle.
+    Question(Vec<u8>),
 }
 
 fn cut(text: &str) -> &[u8] {
@@ -66,7 +68,7 @@ impl Frame {
             Self::Leave(sequence, cause) => {
                 bytes.push(2);
                 bytes.extend(sequence.to_le_bytes());
-                bytes.extend(cause.lost.map_or(u64::MAX, |index| index as u64).to_le_bytes());
+                bytes.extend(cause.blame().to_le_bytes());
                 bytes.extend(cut(&cause.text));
             }
             Self::Close(sequence) => {
@@ -87,6 +89,11 @@ impl Frame {
                 bytes.push(6);
                 bytes.extend(0u64.to_le_bytes());
                 bytes.extend(cut(text));
+            }
+            Self::Question(question) => {
+                bytes.push(7);
+                bytes.extend(0u64.to_le_bytes());
+                bytes.extend_from_slice(question);
             }
         }
         let length = u32::try_from(bytes.len() - PREFIX).unwrap_or(u32::MAX);
@@ -124,14 +131,14 @@ impl Frame {
                 is_whole.then(|| Self::Enter(descriptor, inline.to_vec(), site))
             }
             2 => {
-                let lost = reader.long()?;
-                let lost = if lost == u64::MAX { None } else { Some(usize::try_from(lost).ok()?) };
-                Some(Self::Leave(sequence, Cause { lost, text: text(reader.0)? }))
+                let blame = reader.long()?;
+                Some(Self::Leave(sequence, Cause::blaming(blame, text(reader.0)?)))
             }
             3 => reader.0.is_empty().then_some(Self::Close(sequence)),
             4 => Some(Self::Refusal(sequence, text(reader.0)?)),
             5 => (reader.0.len() <= LETTER_LIMIT).then(|| Self::Letter(reader.0.to_vec())),
             6 => Some(Self::WentOn(text(reader.0)?)),
+            7 => (reader.0.len() <= LETTER_LIMIT).then(|| Self::Question(reader.0.to_vec())),
             _ => None,
         }
     }
@@ -202,8 +209,10 @@ mod tests {
         vec![
             Frame::Enter(call, vec![5; INLINE_BYTES], "s".repeat(SITE_BYTES)),
             Frame::Enter(call, Vec::new(), site),
-            Frame::Leave(9, Cause { lost: Some(2), text: "left".into() }),
-            Frame::Leave(9, Cause { lost: None, text: String::new() }),
+            Frame::Leave(9, Cause::blaming(2, "left".into())),
+            Frame::Leave(9, Cause::blaming(u64::MAX, String::new())),
+            Frame::Leave(9, Cause::crossed("barrier #1")),
+            Frame::Question(vec![3; LETTER_LIMIT]),
             Frame::Close(u64::MAX),
             Frame::Refusal(1, "ä".repeat(100)),
             Frame::Letter(vec![7; LETTER_LIMIT]),

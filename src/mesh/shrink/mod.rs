@@ -93,6 +93,7 @@ impl Mesh {
                 gpus_per_multimem_domain: 0,
                 between: Between { network: &self.inner.network, world: None },
                 recorder: Some(&self.inner.recorder),
+                family: Some(&self.inner.family),
             };
             let check = || Reunion::check(session, proposal.ballot);
             let trial = deadline.sooner((deadline.remaining() / 2).min(FORMING_LIMIT));

@@ -263,6 +263,12 @@ pub trait Communicator: Channel {
     /// Tells the peers that this member refused to make its next call, so that their deadline can name the reason.
     fn refuse(&self, verb: Verb, reason: &Error);
 
+    /// Ends the group because of an error outside of its calls, in `phase`: peers in a call, or calling later, get `Lost` with the
+    /// error. As after a call that failed, its [`Channel`] goes on.
+    fn give_up(&self, _error: &Error, _phase: &str) {
+        self.close();
+    }
+
     /// Leaves the group: peers in a call, or calling later, get `Lost` saying that this member closed.
     fn close(&self);
 }

@@ -91,6 +91,10 @@ impl Communicator for RecordedCommunicator {
         self.inner.refuse(verb, reason);
     }
 
+    fn give_up(&self, error: &Error, phase: &str) {
+        self.inner.give_up(error, phase);
+    }
+
     fn close(&self) {
         self.inner.close();
         if !self.is_closed.swap(true, Ordering::AcqRel) {

@@ -469,6 +469,10 @@ impl Communicator for TcpCommunicator {
         }
     }
 
+    fn give_up(&self, error: &Error, phase: &str) {
+        self.abandon(error, phase);
+    }
+
     fn close(&self) {
         if self.gate.close() {
             let frame = Frame::Close(self.sequence.load(Ordering::SeqCst));

@@ -445,6 +445,11 @@ impl Communicator for TieredCommunicator {
         self.world.refuse(verb, reason);
     }
 
+    fn give_up(&self, error: &Error, phase: &str) {
+        self.world.abandon(error, phase);
+        self.host.abandon(error, phase);
+    }
+
     fn close(&self) {
         self.world.close();
         self.host.close();

@@ -76,9 +76,9 @@ impl Members {
         self.0.refuse(Verb::AllGather, reason);
     }
 
-    /// Leaves the group: this member cannot finish what the others wait for.
-    pub(crate) fn leave(&self) {
-        self.0.close();
+    /// Ends the group: this member cannot finish what the others wait for. They learn why, and may shrink their mesh.
+    pub(crate) fn leave(&self, error: &Error) {
+        self.0.give_up(error, "a call of the trainer");
     }
 
     /// Waits until all members have entered the same call with the same argument, and gives their contributions.

@@ -498,7 +498,7 @@ impl Trainer {
     fn broken<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.close_because(error);
-            self.core.members.leave();
+            self.core.members.leave(error);
         }
         result
     }

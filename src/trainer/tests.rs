@@ -292,7 +292,7 @@ fn an_interrupt_between_two_fences_ends_the_step_on_all() {
         let error = trainer.step(1.0, &deadline().interruptible(&interrupt)).unwrap_err();
         if seat == 1 {
             assert!(matches!(error, Error::Interrupted { .. }), "{error}");
-            trainer.core.members.leave();
+            trainer.core.members.leave(&error);
         } else {
             assert!(matches!(error, Error::Lost { index: 1, .. }), "{error}");
         }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use uform::{Deadline, Error, Mesh, ReduceOp, Result, Status};
+use uform::sys::Span;
+use uform::{Deadline, Dtype, Error, Mesh, Optimizer, Parameter, ReduceOp, Result, Status, Trainer};
 
 use super::calls::{bootstrap, move_arrays};
 use crate::harness::network::Hosts;
@@ -265,17 +266,44 @@ fn after_a_cut_into_two_and_two_the_half_with_index_0_goes_on() {
     cut(&[0, 1, 0, 1], &[1, 3]);
 }
 
-/// Index 2 is stopped in a call; the others go on without it, and it finds that out.
-fn wakes(index: usize, _count: usize, _argument: &str) {
-    let mesh = bootstrap();
+/// Steps of a trainer until one fails.
+fn train(mesh: &Mesh, limit: Duration) -> Error {
+    let values = vec![0.5_f32; 3000];
+    let parameter = Parameter {
+        name: "weights".to_owned(),
+        shape: vec![values.len()],
+        dtype: Dtype::F32,
+        values: (mesh.index() == 0).then(|| Span::of(&values)),
+    };
+    let optimizer = Optimizer::Sgd { learning_rate: 0.1, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+    let trainer =
+        Trainer::open(mesh, &[parameter], optimizer, None, &Deadline::after(LIMIT)).expect("all come");
     say("formed");
-    let error = loop {
-        if let Err(error) = mesh.exchange(b"here", &Deadline::after(Duration::from_secs(3))) {
-            break error;
+    loop {
+        if let Err(error) = trainer.step(1.0, &Deadline::after(limit)) {
+            return error;
+        }
+    }
+}
+
+/// Index 2 is stopped in a call; the others go on without it, and it finds that out.
+fn wakes(index: usize, _count: usize, argument: &str) {
+    let mesh = bootstrap();
+    let limit = Duration::from_secs(3);
+    let error = if argument == "trainer" {
+        train(&mesh, limit)
+    } else {
+        say("formed");
+        loop {
+            if let Err(error) = mesh.exchange(b"here", &Deadline::after(limit)) {
+                break error;
+            }
         }
     };
     if index == 2 {
-        for error in [error, mesh.shrink().expect_err("the others went on")] {
+        // A step that lasted too long may say so first.
+        let first = if argument == "trainer" { None } else { Some(error) };
+        for error in first.into_iter().chain([mesh.shrink().expect_err("the others went on")]) {
             let text = error.to_string();
             assert_eq!(error.status(), Status::Closed, "{text}");
             assert!(text.contains("indexes 0, 1 went on") && text.contains("end this process"), "{text}");
@@ -300,8 +328,9 @@ fn wakes(index: usize, _count: usize, _argument: &str) {
     }
 }
 
-fn stop_one(networks: &[String]) {
-    let mut run = Setup::new(3, "shrink.wakes").networks(networks).deadline(MINUTES).start();
+fn stop_one(argument: &str, networks: &[String]) {
+    let setup = Setup::new(3, "shrink.wakes").argument(argument).networks(networks);
+    let mut run = setup.deadline(MINUTES).start();
     (0..3).for_each(|position| run.wait_for(position, "formed"));
     run.stop(2);
     run.wait_for(0, "shrunk");
@@ -314,7 +343,14 @@ fn stop_one(networks: &[String]) {
 
 #[test]
 fn one_that_was_stopped_wakes_and_learns_that_the_others_went_on() {
-    stop_one(&[]);
+    stop_one("", &[]);
     let Some(hosts) = Hosts::new(2) else { return };
-    stop_one(&[0, 0, 1].map(|host| hosts.network(host)));
+    stop_one("", &[0, 0, 1].map(|host| hosts.network(host)));
+}
+
+#[test]
+fn one_that_was_stopped_in_a_step_learns_that_the_others_went_on() {
+    stop_one("trainer", &[]);
+    let Some(hosts) = Hosts::new(2) else { return };
+    stop_one("trainer", &[0, 0, 1].map(|host| hosts.network(host)));
 }

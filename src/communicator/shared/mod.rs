@@ -300,6 +300,10 @@ impl Communicator for SharedCommunicator {
         }
     }
 
+    fn give_up(&self, error: &Error, phase: &str) {
+        self.abandon(error, phase);
+    }
+
     fn close(&self) {
         if self.gate.close() {
             self.own_control().close();

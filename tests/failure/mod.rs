@@ -14,3 +14,4 @@ pub(crate) mod pairs;
 pub(crate) mod rendezvous;
 pub(crate) mod shrink;
 pub(crate) mod soak;
+pub(crate) mod warning;

@@ -95,7 +95,7 @@ fn order(index: usize, count: usize, argument: &str) {
         if choice / 64 % count as u64 == index as u64 {
             std::thread::sleep(Duration::from_millis(choice / 1024 % 3 * 900));
         }
-        if choice / 16 % 4 == 0 {
+        if (choice / 16).is_multiple_of(4) {
             add(mesh, 100).expect("one order");
         } else {
             let line = &lines[(choice / 4096 % 2) as usize];

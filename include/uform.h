@@ -19,7 +19,9 @@
  *  Where a pointer to options may be NULL, NULL means all defaults.
  *
  *  Arrays. Counts are elements of a `uform_dtype_t`, and arrays are contiguous and aligned to their elements. Verbs of a
- *  mesh are collective: all processes call the same ones in the same order, with matching counts.
+ *  mesh are collective: all processes call the same ones in the same order, with matching counts. Where the executor of a
+ *  mesh is one of GPU streams, arrays may be in the memory of its GPU: of `uform_arena_take_on`, or any that CUDA's driver
+ *  knows, whose earlier work has ended. All arrays of a call, of all processes, are then on GPUs.
  *
  *  Numbers of enumerations, once published, never change. Enumerations have the size of an `int`.
  */

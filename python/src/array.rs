@@ -22,7 +22,7 @@ use uform::trainer::{View, ViewMut};
 use uform::vocabulary::{Dtype, GpuVendor};
 
 use crate::argument::is_flag;
-use crate::buffer::MOST_DIMENSIONS;
+use crate::buffer::{Description, MOST_DIMENSIONS};
 use crate::dlpack::{self, Export};
 use crate::error::{invalid, to_python};
 use crate::vocabulary::Enumeration;
@@ -187,6 +187,19 @@ impl Array {
             read_only: !is_copied && !self.is_writable(),
             is_copied,
         }
+    }
+
+    /// What a verb takes of an array on a GPU; `None` for one in host memory.
+    pub(crate) fn on_gpu(&self) -> uform::Result<Option<Description>> {
+        let Some(bytes) = &self.bytes else { return Ok(None) };
+        Ok(Some(Description {
+            address: self.address,
+            dtype: self.dtype,
+            shape: self.shape.iter().map(|extent| *extent as usize).collect(),
+            strides: None,
+            read_only: !self.is_writable(),
+            gpu: Some((bytes.vendor()?, bytes.device_number()?)),
+        }))
     }
 
     /// Where it is, as DLPack numbers it.

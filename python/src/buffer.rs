@@ -10,9 +10,10 @@ use std::ffi::CStr;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use uform::Error;
+use uform::sys::gpu::{ForeignStream, Stream};
 use uform::sys::{Layout, Span, SpanMut};
-use uform::vocabulary::Dtype;
+use uform::vocabulary::{Dtype, GpuVendor};
+use uform::{Error, GpuArrays, GpuSpan, Mesh};
 
 use crate::array::Array;
 use crate::error::{chained, invalid, to_python};
@@ -26,7 +27,12 @@ pub(crate) struct Description {
     /// In bytes; `None` for C-contiguous.
     pub(crate) strides: Option<Vec<isize>>,
     pub(crate) read_only: bool,
+    /// Whose memory it is in; `None` for the host's.
+    pub(crate) gpu: Option<Gpu>,
 }
+
+/// Who made a GPU, and its number in this process.
+pub(crate) type Gpu = (GpuVendor, usize);
 
 /// What keeps a caller's memory in place while it is there.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
@@ -38,16 +44,21 @@ pub(crate) struct Buffer {
     dtype: Dtype,
     shape: Vec<usize>,
     read_only: bool,
+    gpu: Option<Gpu>,
     /// Where the elements lie from `address` on; `None` where they follow each other.
     layout: Option<Layout>,
     _owner: Owner,
 }
 
 impl Buffer {
-    /// Takes `given` for reading.
-    pub(crate) fn for_reading(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// Takes `given` for reading; memory of a GPU only for a mesh, on whose stream it may be read from then on.
+    pub(crate) fn for_reading(
+        argument: &str,
+        given: &Bound<'_, PyAny>,
+        mesh: Option<&Mesh>,
+    ) -> PyResult<Self> {
         let py = given.py();
-        let (owner, description) = take(argument, given)?;
+        let (owner, description) = take(argument, given, mesh)?;
         let refuse = |reason: &str| invalid(py, argument, given, reason);
         if description.shape.len() > MOST_DIMENSIONS {
             return Err(refuse("must have at most 64 dimensions"));
@@ -68,18 +79,18 @@ impl Buffer {
             }
             _ => None,
         };
-        let Description { address, dtype, shape, read_only, .. } = description;
+        let Description { address, dtype, shape, read_only, gpu, .. } = description;
         // The lowest element comes first in memory, and not the first one where strides are negative.
         let (address, byte_count) = match &layout {
             Some(layout) => (address.wrapping_sub(layout.offset()), layout.extent_bytes()),
             None => (address, byte_count),
         };
-        Ok(Self { address, byte_count, dtype, shape, read_only, layout, _owner: owner })
+        Ok(Self { address, byte_count, dtype, shape, read_only, gpu, layout, _owner: owner })
     }
 
     /// Takes `given` for reading, if its elements follow each other.
     pub(crate) fn contiguous(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = Self::for_reading(argument, given)?;
+        let buffer = Self::for_reading(argument, given, None)?;
         if buffer.layout.is_some() {
             let reason = "must be C-contiguous; pass numpy.ascontiguousarray(array)";
             return Err(invalid(given.py(), argument, given, reason));
@@ -87,9 +98,13 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Takes `given` for writing.
-    pub(crate) fn for_writing(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = Self::for_reading(argument, given)?;
+    /// Takes `given` for writing; else as `for_reading`.
+    pub(crate) fn for_writing(
+        argument: &str,
+        given: &Bound<'_, PyAny>,
+        mesh: Option<&Mesh>,
+    ) -> PyResult<Self> {
+        let buffer = Self::for_reading(argument, given, mesh)?;
         if buffer.read_only {
             return Err(invalid(given.py(), argument, given, "must be writable, it is read-only"));
         }
@@ -101,18 +116,30 @@ impl Buffer {
         self.dtype
     }
 
+    /// Whether it is in a GPU's memory.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// The extent of each dimension; empty for a 0-d array.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Where the elements lie in the bytes; `None` where they follow each other.
-    pub(crate) fn layout(&self) -> Option<&Layout> {
-        self.layout.as_ref()
+    fn lent(&self) -> Lent {
+        Lent {
+            address: self.address,
+            byte_count: self.byte_count,
+            gpu: self.gpu,
+            layout: self.layout.clone(),
+        }
     }
 
-    /// The bytes, for reading: those between elements of a strided array are never touched.
+    /// The bytes, for reading: those between elements of a strided array are never touched. None are on a GPU.
     pub(crate) fn span(&self) -> Span<'_> {
+        if self.gpu.is_some() {
+            return Span::empty();
+        }
         // SAFETY: the owner keeps `byte_count` bytes readable while it lives, or those of them that are elements of the
         // layout, which the borrow of self outlasts. Other Python threads may write them, as `from_raw` allows.
         unsafe { Span::from_raw(self.address as *const u8, self.byte_count) }
@@ -133,11 +160,21 @@ pub(crate) struct Loan {
     _held: Py<Held>,
 }
 
-/// Address, bytes and layout of an array.
-type Lent = (usize, usize, Option<Layout>);
+/// An array without what keeps it.
+struct Lent {
+    address: usize,
+    byte_count: usize,
+    gpu: Option<Gpu>,
+    layout: Option<Layout>,
+}
 
-/// The spans of a pair, and their layouts.
-pub(crate) type Spans<'a> = (Option<Span<'a>>, SpanMut<'a>, [Option<&'a Layout>; 2]);
+/// The arrays of a call as the core takes them.
+pub(crate) struct Spans<'a> {
+    pub(crate) input: Option<Span<'a>>,
+    pub(crate) output: SpanMut<'a>,
+    pub(crate) gpu: Option<GpuArrays<'a>>,
+    pub(crate) layouts: [Option<&'a Layout>; 2],
+}
 
 /// Arrays as an object, which any thread may let go.
 #[pyclass(frozen)]
@@ -148,49 +185,74 @@ struct Held {
 impl Loan {
     /// What is written was taken for writing.
     pub(crate) fn new(py: Python<'_>, arrays: Vec<Pair>) -> PyResult<Self> {
-        let lent = |buffer: &Buffer| (buffer.address, buffer.byte_count, buffer.layout.clone());
-        let pair = |(input, output): &Pair| (input.as_ref().map(lent), output.as_ref().map(lent));
+        let pair =
+            |(input, output): &Pair| (input.as_ref().map(Buffer::lent), output.as_ref().map(Buffer::lent));
         Ok(Self { arrays: arrays.iter().map(pair).collect(), _held: Py::new(py, Held { _arrays: arrays })? })
     }
 
     /// The bytes to read and those to write, of each pair.
     pub(crate) fn spans(&mut self) -> impl Iterator<Item = Spans<'_>> {
-        self.arrays.iter_mut().map(|(input, output)| {
-            // SAFETY: the arrays are held by `_held`, which the borrow of self outlasts; see `Buffer::span`.
-            let read = |(address, bytes, _): &Lent| unsafe { Span::from_raw(*address as *const u8, *bytes) };
-            // SAFETY: as above; see `Buffer::span_mut`.
-            let write =
-                |(address, bytes, _): &Lent| unsafe { SpanMut::from_raw(*address as *mut u8, *bytes) };
-            let (input, output) = (&*input, &*output);
-            let place = output.as_ref().map_or(SpanMut::empty(), write);
-            (input.as_ref().map(read), place, [layout_of(input), layout_of(output)])
-        })
+        // SAFETY: the arrays are held by `_held`, which the borrow of self outlasts; only what was taken for writing is an output.
+        self.arrays.iter_mut().map(|(input, output)| unsafe { spans_of(input.as_ref(), output.as_ref()) })
     }
 }
 
-fn layout_of(lent: &Option<Lent>) -> Option<&Layout> {
-    lent.as_ref().and_then(|(_, _, layout)| layout.as_ref())
+/// What the core is given of arrays.
+///
+/// # Safety
+/// Their memory is kept and may be read, and that of the output written, for the whole of `'a`; no Rust reference to it exists.
+unsafe fn spans_of<'a>(input: Option<&'a Lent>, output: Option<&'a Lent>) -> Spans<'a> {
+    let on_gpu = |lent: &'a Lent| {
+        // SAFETY: by the caller's promise.
+        lent.gpu.map(|(vendor, number)| unsafe {
+            GpuSpan::from_raw(vendor, number, lent.address as u64, lent.byte_count)
+        })
+    };
+    let arrays = GpuArrays { input: input.and_then(on_gpu), output: output.and_then(on_gpu) };
+    let is_on_gpu = arrays.input.is_some() || arrays.output.is_some();
+    let of_host = |lent: &&Lent| lent.gpu.is_none();
+    // SAFETY: by the caller's promise; other Python threads may write them, as `from_raw` allows.
+    let read = |lent: &Lent| unsafe { Span::from_raw(lent.address as *const u8, lent.byte_count) };
+    // SAFETY: as above.
+    let write = |lent: &Lent| unsafe { SpanMut::from_raw(lent.address as *mut u8, lent.byte_count) };
+    Spans {
+        input: input.filter(of_host).map(read),
+        output: output.filter(of_host).map_or(SpanMut::empty(), write),
+        gpu: is_on_gpu.then_some(arrays),
+        layouts: [input, output].map(|lent| lent.and_then(|lent| lent.layout.as_ref())),
+    }
 }
 
-/// The spans of a pair that stays with its caller.
-pub(crate) fn spans((input, output): &mut Pair) -> Spans<'_> {
-    let span = input.as_ref().map(Buffer::span);
-    let layouts = [input.as_ref().and_then(Buffer::layout), None];
-    match output {
-        None => (span, SpanMut::empty(), layouts),
-        Some(output) => {
-            let (address, bytes) = (output.address as *mut u8, output.byte_count);
-            // SAFETY: as in `span`; only `for_writing` leads here, which refuses read-only memory, and no Rust reference to
-            // Python's memory exists.
-            let place = unsafe { SpanMut::from_raw(address, bytes) };
-            (span, place, [layouts[0], output.layout()])
-        }
+/// A pair that stays with its caller, as it is lent.
+pub(crate) struct Stay {
+    lent: (Option<Lent>, Option<Lent>),
+    _pair: Pair,
+}
+
+impl Stay {
+    /// What is written was taken for writing.
+    pub(crate) fn new(pair: Pair) -> Self {
+        Self { lent: (pair.0.as_ref().map(Buffer::lent), pair.1.as_ref().map(Buffer::lent)), _pair: pair }
+    }
+
+    /// The bytes to read and those to write.
+    pub(crate) fn spans(&mut self) -> Spans<'_> {
+        // SAFETY: the pair is held by `self`, which the borrow outlasts; only what was taken for writing is an output.
+        unsafe { spans_of(self.lent.0.as_ref(), self.lent.1.as_ref()) }
     }
 }
 
 /// Asks the protocols one after the other; the first that an object has decides.
-fn take(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<(Owner, Description)> {
+fn take(argument: &str, given: &Bound<'_, PyAny>, mesh: Option<&Mesh>) -> PyResult<(Owner, Description)> {
     let py = given.py();
+    if let (Some(mesh), Ok(array)) = (mesh, given.cast::<Array>())
+        && let Some(description) = array.get().on_gpu().map_err(|error| to_python(py, &error))?
+    {
+        if let Some(gpu) = description.gpu {
+            stream_of(py, mesh, gpu)?;
+        }
+        return Ok((Box::new(given.clone().unbind()), description));
+    }
     let refused = match PyView::of(given) {
         Ok(view) => {
             let mut description = view.describe().map_err(|reason| invalid(py, argument, given, &reason))?;
@@ -207,12 +269,26 @@ fn take(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<(Owner, Descriptio
         return interface::take(argument, given, &found);
     }
     if attribute(argument, given, "__dlpack__")?.is_some() {
-        let (tensor, description) = dlpack::take(argument, given)?;
+        let (tensor, description) = dlpack::take(argument, given, mesh)?;
         return Ok((Box::new(tensor), description));
     }
-    let reason = "must be an array with the buffer protocol, __array_interface__ or __dlpack__, such as a NumPy array, a \
-                  torch tensor or a uform.Array";
+    if let (Some(mesh), Some(found)) = (mesh, attribute(argument, given, "__cuda_array_interface__")?) {
+        let (owner, description, stream) = interface::take_of_gpu(argument, given, &found, mesh)?;
+        if let (Some(gpu), Some(stream)) = (description.gpu, stream) {
+            // SAFETY: the producer says that it is a stream of the array's GPU, and keeps it while the array is there.
+            let stream = unsafe { ForeignStream::from_raw(stream) };
+            stream_of(py, mesh, gpu)?.follow(stream).map_err(|error| to_python(py, &error))?;
+        }
+        return Ok((owner, description));
+    }
+    let reason = "must be an array with the buffer protocol, __array_interface__, __dlpack__ or, on a GPU, \
+                  __cuda_array_interface__, such as a NumPy array, a torch tensor or a uform.Array";
     Err(chained(py, invalid(py, argument, given, reason), refused))
+}
+
+/// The stream that a mesh's calls on a GPU's memory run on.
+pub(crate) fn stream_of(py: Python<'_>, mesh: &Mesh, gpu: Gpu) -> PyResult<std::sync::Arc<Stream>> {
+    mesh.gpu_stream(gpu).map_err(|error| to_python(py, &error))
 }
 
 /// An attribute that an object may have; it may be a property, which may fail.
@@ -295,7 +371,8 @@ impl PyView {
             numbers(view.shape).map(|extent| usize::try_from(extent).unwrap_or(0)).collect()
         };
         let strides = (!view.strides.is_null()).then(|| numbers(view.strides).collect());
-        Ok(Description { address: view.buf as usize, dtype, shape, strides, read_only: view.readonly != 0 })
+        let (address, read_only) = (view.buf as usize, view.readonly != 0);
+        Ok(Description { address, dtype, shape, strides, read_only, gpu: None })
     }
 }
 

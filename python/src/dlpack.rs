@@ -10,9 +10,10 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use uform::vocabulary::Dtype;
+use uform::Mesh;
+use uform::vocabulary::{Dtype, GpuVendor};
 
-use crate::buffer::Description;
+use crate::buffer::{Description, Gpu, stream_of};
 use crate::error::{chained, invalid, unsupported_because};
 
 /// The newest version that is written and read; minor versions only add.
@@ -147,15 +148,30 @@ impl Drop for Tensor {
 }
 
 /// Takes the tensor of an object that has `__dlpack__`, and what it describes.
-pub(crate) fn take(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<(Tensor, Description)> {
+///
+/// Memory of a GPU is taken for a mesh alone: its producer puts its work in front of the mesh's stream.
+pub(crate) fn take(
+    argument: &str,
+    given: &Bound<'_, PyAny>,
+    mesh: Option<&Mesh>,
+) -> PyResult<(Tensor, Description)> {
     let py = given.py();
     let refuse = |cause: PyErr| {
         let reason = "must be readable by DLPack, whose __dlpack__ or __dlpack_device__ failed";
         chained(py, invalid(py, argument, given, reason), cause)
     };
     let device = given.call_method0("__dlpack_device__").and_then(|device| device.extract::<(i32, i32)>());
-    check_device(py, argument, device.map_err(refuse)?.0)?;
-    let capsule = export_of(given).map_err(refuse)?;
+    let device = device.map_err(refuse)?;
+    let gpu = gpu_of(device).filter(|_| mesh.is_some());
+    let stream = match (mesh, gpu) {
+        (Some(mesh), Some(gpu)) => Some(stream_of(py, mesh, gpu)?),
+        _ => {
+            check_device(py, argument, device.0)?;
+            None
+        }
+    };
+    let handle = stream.as_ref().map(|stream| stream.handle().addr());
+    let capsule = export_of(given, handle).map_err(refuse)?;
     let Some(tensor) = consume(&capsule) else {
         return Err(invalid(py, argument, given, "must give a fresh DLPack capsule in __dlpack__"));
     };
@@ -175,9 +191,26 @@ pub(crate) fn take(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<(Tensor
     };
     // SAFETY: the view is within the tensor, which outlives this borrow and which nobody changes.
     let view = unsafe { &*view };
-    check_device(py, argument, view.device.kind)?;
+    if gpu.is_none() {
+        check_device(py, argument, view.device.kind)?;
+    } else if (view.device.kind, view.device.ordinal) != device {
+        let (kind, ordinal) = (view.device.kind, view.device.ordinal);
+        let reason =
+            format!("must be where its __dlpack_device__ says, {device:?}, not on ({kind}, {ordinal})");
+        return Err(invalid(py, argument, given, &reason));
+    }
     let description = describe(view, flags).map_err(|reason| invalid(py, argument, given, &reason))?;
-    Ok((tensor, description))
+    Ok((tensor, Description { gpu, ..description }))
+}
+
+/// The GPU of a device; `None` for any other.
+fn gpu_of((kind, ordinal): (i32, i32)) -> Option<Gpu> {
+    let vendor = match kind {
+        CUDA => GpuVendor::Nvidia,
+        ROCM => GpuVendor::Amd,
+        _ => return None,
+    };
+    usize::try_from(ordinal).ok().map(|number| (vendor, number))
 }
 
 fn check_device(py: Python<'_>, argument: &str, kind: i32) -> PyResult<()> {
@@ -192,18 +225,25 @@ fn check_device(py: Python<'_>, argument: &str, kind: i32) -> PyResult<()> {
         other => format!("device type {other} of DLPack"),
     };
     let what = format!("{argument} on {name}");
-    Err(unsupported_because(py, &what, "this version works on host memory; copy it to the host first"))
+    Err(unsupported_because(py, &what, "this takes host memory: copy it to the host first"))
 }
 
-/// What `__dlpack__` gives: without a copy, and the versioned kind where the producer knows it.
-fn export_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// What `__dlpack__` gives: without a copy, and the versioned kind where the producer knows it; on a GPU for the stream that is
+/// going to use it.
+fn export_of<'py>(given: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
     let py = given.py();
-    let keywords = PyDict::new(py);
+    let old = PyDict::new(py);
+    if let Some(stream) = stream {
+        old.set_item("stream", stream)?;
+    }
+    let keywords = old.copy()?;
     keywords.set_item("max_version", (VERSION.major, VERSION.minor))?;
     keywords.set_item("copy", false)?;
     match given.call_method("__dlpack__", (), Some(&keywords)) {
         // Producers from before version 1 know neither keyword.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => given.call_method0("__dlpack__"),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            given.call_method("__dlpack__", (), Some(&old))
+        }
         other => other,
     }
 }
@@ -247,7 +287,7 @@ fn describe(view: &TensorView, flags: u64) -> Result<Description, String> {
         .ok_or("has an offset beyond its memory")?;
     // A copy may be read; what is written to it would be lost.
     let read_only = flags & (READ_ONLY | IS_COPIED) != 0;
-    Ok(Description { address, dtype, shape, strides, read_only })
+    Ok(Description { address, dtype, shape, strides, read_only, gpu: None })
 }
 
 /// What an array gives away: its memory, what keeps it, and what a consumer may do.

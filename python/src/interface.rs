@@ -2,8 +2,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
+use uform::Mesh;
 use uform::sys::Layout;
-use uform::vocabulary::Dtype;
+use uform::vocabulary::{Dtype, GpuVendor};
 
 use crate::buffer::{Description, Owner, PyView, dtype_of, is_contiguous};
 use crate::error::invalid;
@@ -37,7 +38,7 @@ pub(crate) fn take(
     if let Ok((address, read_only)) = data.extract::<(usize, bool)>() {
         // The object keeps the memory; what made the description may keep something too.
         let owner = Box::new((given.clone().unbind(), interface.clone().unbind()));
-        return Ok((owner, Description { address, dtype, shape, strides, read_only }));
+        return Ok((owner, Description { address, dtype, shape, strides, read_only, gpu: None }));
     }
     let view = PyView::of(&data).map_err(|_| malformed("data"))?;
     let bytes = view.describe().map_err(|_| malformed("data"))?;
@@ -60,7 +61,61 @@ pub(crate) fn take(
         return Err(malformed("data"));
     }
     let (address, read_only) = (bytes.address + offset, bytes.read_only);
-    Ok((Box::new(view), Description { address, dtype, shape, strides, read_only }))
+    Ok((Box::new(view), Description { address, dtype, shape, strides, read_only, gpu: None }))
+}
+
+/// Reads the `__cuda_array_interface__` of an object that has one; also gives the stream to wait for, if there is one.
+///
+/// The interface does not say which GPU it is: the driver does, or the mesh has only one.
+pub(crate) fn take_of_gpu(
+    argument: &str,
+    given: &Bound<'_, PyAny>,
+    interface: &Bound<'_, PyAny>,
+    mesh: &Mesh,
+) -> PyResult<(Owner, Description, Option<usize>)> {
+    let refuse = |reason: String| invalid(given.py(), argument, given, &reason);
+    let interface = interface
+        .cast::<PyDict>()
+        .map_err(|_| refuse("must have a dict as its __cuda_array_interface__".to_owned()))?;
+    let field = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
+    let malformed =
+        |name: &str| refuse(format!("has a __cuda_array_interface__ whose {name} is not understood"));
+    if field("mask")?.is_some() {
+        return Err(refuse("has a mask, which reductions would not see; fill it first".to_owned()));
+    }
+    let text = field("typestr")?.ok_or_else(|| malformed("typestr"))?;
+    let text = text.cast::<PyString>().map_err(|_| malformed("typestr"))?.to_string();
+    let dtype = dtype_of_text(&text, given).map_err(refuse)?;
+    let shape = field("shape")?.ok_or_else(|| malformed("shape"))?;
+    let shape = shape.extract::<Vec<usize>>().map_err(|_| malformed("shape"))?;
+    let strides = match field("strides")? {
+        Some(strides) => Some(strides.extract::<Vec<isize>>().map_err(|_| malformed("strides"))?),
+        None => None,
+    };
+    let data = field("data")?.ok_or_else(|| malformed("data"))?;
+    let (address, read_only) = data.extract::<(usize, bool)>().map_err(|_| malformed("data"))?;
+    let stream = match field("stream")? {
+        None => None,
+        Some(stream) => match stream.extract::<usize>() {
+            // Which of the two default streams it is would not be known.
+            Ok(0) | Err(_) => return Err(malformed("stream")),
+            Ok(stream) => Some(stream),
+        },
+    };
+    let gpu = mesh.gpu_at(address as u64).or_else(|| match mesh.executor().gpus().as_slice() {
+        [gpu] if gpu.vendor == GpuVendor::Amd || address == 0 => mesh.gpu_alone(),
+        _ => None,
+    });
+    let Some(gpu) = gpu else {
+        let reason = format!(
+            "is memory of no GPU that index {} drives: give the mesh an executor of Executor.for_vram with its GPU, or copy the \
+             array to host memory",
+            mesh.index()
+        );
+        return Err(refuse(reason));
+    };
+    let owner = Box::new((given.clone().unbind(), interface.clone().unbind()));
+    Ok((owner, Description { address, dtype, shape, strides, read_only, gpu: Some(gpu) }, stream))
 }
 
 /// The element type that a text such as `<f4` means, or why there is none.

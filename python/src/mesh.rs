@@ -24,8 +24,9 @@ use crate::vocabulary::Enumeration;
 ///
 /// Its verbs are collective: all processes call the same ones in the same order. They work in place unless out is
 /// given, on arrays of host memory that have the buffer protocol, __array_interface__ or __dlpack__: those of NumPy,
-/// bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others. Arrays may have any strides; those that are
-/// not C-contiguous are copied. array and out may be the same memory or apart, and nothing between. Verbs release the
+/// bfloat16 of ml_dtypes included, tensors of torch, a uform.Array and others; or, all of a call, on arrays of the GPU of the
+/// executor that have __dlpack__ or __cuda_array_interface__. Arrays may have any strides; those that are
+/// not C-contiguous are copied, and refused on a GPU. array and out may be the same memory or apart, and nothing between. Verbs release the
 /// interpreter's lock, and Ctrl-C ends them; after that, as after LostError and TimedOutError, only close is legal.
 ///
 /// timeout_seconds of a verb is its deadline; 0 means 1800. progress is called with (done, total) in bytes, at most 20

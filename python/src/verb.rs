@@ -10,7 +10,7 @@ use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Progress};
 
 use crate::argument;
-use crate::buffer::{self, Buffer, Loan, Pair, Spans, same_dtype};
+use crate::buffer::{Buffer, Loan, Pair, Spans, Stay, same_dtype};
 use crate::error::{invalid, to_python};
 use crate::interrupt::blocking;
 use crate::progress::Report;
@@ -71,6 +71,13 @@ enum Arrays {
     List(Vec<Pair>),
 }
 
+/// The same, with the types of their elements, as they are lent to a call.
+#[allow(clippy::large_enum_variant, reason = "small calls must not allocate")]
+enum Stays {
+    One(Dtype, Stay),
+    Many(Vec<(Dtype, Stay)>),
+}
+
 /// A call without its arrays.
 struct Form {
     verb: Verb,
@@ -86,13 +93,13 @@ impl Form {
     fn call<'a>(
         &'a self,
         dtype: Dtype,
-        (input, output, [input_layout, output_layout]): Spans<'a>,
+        Spans { input, output, gpu, layouts: [input_layout, output_layout] }: Spans<'a>,
         progress: Option<Progress<'a>>,
     ) -> Call<'a> {
         let (counts, receive_counts) = (self.counts.as_deref(), self.receive_counts.as_deref());
         let (reproducible, tag) = (self.reproducible, self.tag);
         let call = Call::new(self.verb, dtype, self.op, self.root, input, output);
-        Call { counts, receive_counts, input_layout, output_layout, reproducible, tag, progress, ..call }
+        Call { gpu, counts, receive_counts, input_layout, output_layout, reproducible, tag, progress, ..call }
     }
 }
 
@@ -150,21 +157,24 @@ impl<'a, 'py> Request<'a, 'py> {
 
     /// Runs it to its end.
     pub(crate) fn run(self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<()> {
-        let Arguments { form, mut arrays, deadline, report } = self.arguments(py, mesh)?;
+        let Arguments { form, arrays, deadline, report } = self.arguments(py, mesh)?;
+        // They are given back here, attached, and not by the call.
+        let mut stays = match arrays {
+            Arrays::Pair(pair) => Stays::One(dtype_of(&pair), Stay::new(pair)),
+            Arrays::List(pairs) => {
+                Stays::Many(pairs.into_iter().map(|pair| (dtype_of(&pair), Stay::new(pair))).collect())
+            }
+        };
         let tell = |done, total| report.iter().for_each(|report| report.tell(done, total));
         let result = blocking(py, |interrupt| {
             let deadline = interrupt.map_or(deadline, |interrupt| deadline.interruptible(interrupt));
             let progress = report.as_ref().map(|_| Progress::new(&tell));
-            match &mut arrays {
-                Arrays::Pair(pair) => {
-                    let dtype = dtype_of(pair);
-                    mesh.run(form.call(dtype, buffer::spans(pair), progress), &deadline)
-                }
-                Arrays::List(pairs) => {
-                    let calls = pairs.iter_mut().map(|pair| {
-                        let dtype = dtype_of(pair);
-                        form.call(dtype, buffer::spans(pair), progress.clone())
-                    });
+            match &mut stays {
+                Stays::One(dtype, stay) => mesh.run(form.call(*dtype, stay.spans(), progress), &deadline),
+                Stays::Many(stays) => {
+                    let calls = stays
+                        .iter_mut()
+                        .map(|(dtype, stay)| form.call(*dtype, stay.spans(), progress.clone()));
                     mesh.run_many(form.verb, calls.collect(), &deadline)
                 }
             }
@@ -190,12 +200,14 @@ impl<'a, 'py> Request<'a, 'py> {
             Arrays::List(pairs) => (pairs, true),
         };
         let (dtypes, verb) = (pairs.iter().map(dtype_of).collect(), self.verb);
+        let on_gpu = pairs.iter().any(|(input, output)| input.iter().chain(output).any(Buffer::is_on_gpu));
         let with = (form.root, form.tag);
         let lent = Lent { form, dtypes, loan: Loan::new(py, pairs)?, tell };
         let site = site::of_caller(py);
         let submit = || match is_list {
             true => mesh.run_many(verb, lent, |lent| Ok(lent.calls()), deadline),
-            false if matches!(verb, Verb::Send | Verb::Receive) => {
+            // On a GPU they have their place among all calls of the mesh.
+            false if matches!(verb, Verb::Send | Verb::Receive) && !on_gpu => {
                 mesh.run_paired(verb, with, lent, Lent::call, deadline)
             }
             false => mesh.run(verb, lent, Lent::call, deadline),
@@ -206,7 +218,7 @@ impl<'a, 'py> Request<'a, 'py> {
 
     /// Checks it, and tells the peers if this process refuses to make the call.
     fn arguments(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Arguments> {
-        self.read(py).inspect_err(|refusal| {
+        self.read(py, mesh).inspect_err(|refusal| {
             let reason = refusal.value(py).to_string();
             let verb = self.verb;
             let error = Error::invalid("arguments", verb.word(), "argument", reason);
@@ -214,7 +226,7 @@ impl<'a, 'py> Request<'a, 'py> {
         })
     }
 
-    fn read(&self, py: Python<'py>) -> PyResult<Arguments> {
+    fn read(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Arguments> {
         let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
         let name = match self.verb {
             Verb::Send => "destination",
@@ -232,27 +244,29 @@ impl<'a, 'py> Request<'a, 'py> {
         let reproducible = self.reproducible.map_or(Ok(false), |given| {
             given.extract::<bool>().map_err(|_| invalid(py, "reproducible", given, "must be True or False"))
         })?;
-        let arrays = match self.list(py)? {
+        let arrays = match self.list(py, mesh)? {
             Some(pairs) => Arrays::List(pairs),
-            None => Arrays::Pair(pair(py, self.input, self.output)?),
+            None => Arrays::Pair(pair(py, mesh, self.input, self.output)?),
         };
         let form = Form { verb: self.verb, op, root, tag, counts, receive_counts, reproducible };
         Ok(Arguments { form, arrays, deadline, report })
     }
 
     /// The pairs of a list or tuple of arrays; `None` for a lone array.
-    fn list(&self, py: Python<'py>) -> PyResult<Option<Vec<Pair>>> {
+    fn list(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Option<Vec<Pair>>> {
         let (name, output) = self.output;
         let inputs = self.input.map(items).transpose()?.flatten();
         let outputs = output.map(items).transpose()?.flatten();
         match (inputs, outputs) {
             (None, None) => Ok(None),
-            (None, Some(outputs)) if self.input.is_none() => {
-                outputs.iter().map(|one| pair(py, None, (name, Some(one)))).collect::<PyResult<_>>().map(Some)
-            }
+            (None, Some(outputs)) if self.input.is_none() => outputs
+                .iter()
+                .map(|one| pair(py, mesh, None, (name, Some(one))))
+                .collect::<PyResult<_>>()
+                .map(Some),
             (Some(inputs), Some(outputs)) if inputs.len() == outputs.len() => {
                 let both = inputs.iter().zip(&outputs);
-                both.map(|(one, other)| pair(py, Some(one), (name, Some(other))))
+                both.map(|(one, other)| pair(py, mesh, Some(one), (name, Some(other))))
                     .collect::<PyResult<_>>()
                     .map(Some)
             }
@@ -279,11 +293,12 @@ fn items<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny
 /// Takes the arrays of one call.
 fn pair<'py>(
     py: Python<'py>,
+    mesh: &uform::Mesh,
     input: Given<'_, 'py>,
     (name, output): (&'static str, Given<'_, 'py>),
 ) -> PyResult<Pair> {
-    let output = output.map(|given| Buffer::for_writing(name, given)).transpose()?;
-    let input = input.map(|given| Buffer::for_reading("array", given)).transpose()?;
+    let output = output.map(|given| Buffer::for_writing(name, given, Some(mesh))).transpose()?;
+    let input = input.map(|given| Buffer::for_reading("array", given, Some(mesh))).transpose()?;
     match (&input, &output) {
         (Some(input), Some(output)) => same_dtype(py, input, (name, output.dtype()))?,
         (None, None) => {

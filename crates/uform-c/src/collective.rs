@@ -3,11 +3,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use uform::Progress;
 use uform::communicator::Call;
 use uform::error::Result;
 use uform::sys::{Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
+use uform::{GpuArrays, GpuSpan, Progress};
 
 use crate::arena;
 use crate::argument::{self, Out};
@@ -411,6 +411,8 @@ struct Arrays {
     receive_counts: Option<Vec<usize>>,
     input: Option<Span<'static>>,
     output: SpanMut<'static>,
+    /// The same arrays, where they are in a GPU's memory.
+    gpu: Option<GpuArrays<'static>>,
     reproducible: bool,
     report: Option<Report>,
 }
@@ -421,6 +423,7 @@ impl Arrays {
         let output = self.output.reborrow();
         let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
         call.tag = self.tag;
+        call.gpu = self.gpu;
         call.counts = self.counts.as_deref();
         call.receive_counts = self.receive_counts.as_deref();
         call.reproducible = self.reproducible;
@@ -454,7 +457,10 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
             let (verb, deadline, with) = (request.verb, calling.deadline(), (request.root, request.tag));
             let deferred = mesh.inner.deferred(None);
             let submitted = match verb {
-                Verb::Send | Verb::Receive => deferred.run_paired(verb, with, arrays, for_call, deadline),
+                // On a GPU they have their place among all calls of the mesh.
+                Verb::Send | Verb::Receive if arrays.gpu.is_none() => {
+                    deferred.run_paired(verb, with, arrays, for_call, deadline)
+                }
                 _ => deferred.run(verb, arrays, for_call, deadline),
             };
             deferred::give(place, submitted, |_| ());
@@ -469,7 +475,7 @@ struct List {
     dtype: Dtype,
     op: ReduceOp,
     root: usize,
-    outputs: Vec<SpanMut<'static>>,
+    outputs: Vec<(Option<GpuArrays<'static>>, SpanMut<'static>)>,
     reproducible: bool,
     report: Option<Report>,
 }
@@ -480,10 +486,10 @@ impl List {
         let (verb, dtype, op, root, reproducible) =
             (self.verb, self.dtype, self.op, self.root, self.reproducible);
         let progress = self.report.as_ref().map(|report| Progress::new(&**report));
-        let outputs = self.outputs.iter_mut().map(SpanMut::reborrow);
-        let calls = outputs.map(|output| {
+        let outputs = self.outputs.iter_mut().map(|(gpu, output)| (*gpu, output.reborrow()));
+        let calls = outputs.map(|(gpu, output)| {
             let call = Call::new(verb, dtype, op, root, None, output);
-            Call { reproducible, progress: progress.clone(), ..call }
+            Call { gpu, reproducible, progress: progress.clone(), ..call }
         });
         calls.collect()
     }
@@ -513,8 +519,12 @@ unsafe fn run_many(
         };
         let output = |(array, count): (&*mut c_void, &usize)| {
             let bytes = argument::byte_count(*count, dtype)?;
-            // SAFETY: the caller of this function vouches for as many elements.
-            unsafe { argument::span_mut("arrays", *array, bytes, dtype.size_bytes()) }
+            // SAFETY: the caller of this function vouches for as many elements, wherever they are.
+            unsafe {
+                let output = argument::span_mut("arrays", *array, bytes, dtype.size_bytes())?;
+                let (gpu, _, output) = on_gpu(&mesh.inner, [0, array.addr()], None, output);
+                Ok::<_, uform::Error>((gpu, output))
+            }
         };
         let outputs = arrays.iter().zip(&counts).map(output).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller of this function keeps the same promise.
@@ -532,6 +542,34 @@ unsafe fn run_many(
             Ok(())
         }
     }
+}
+
+/// Tells arrays in a GPU's memory from those in the host's: an address says which it is, also of no elements; 0 says nothing.
+///
+/// # Safety
+/// The bytes are there until the call ends.
+unsafe fn on_gpu(
+    mesh: &uform::Mesh,
+    [input_address, output_address]: [usize; 2],
+    input: Option<Span<'static>>,
+    output: SpanMut<'static>,
+) -> (Option<GpuArrays<'static>>, Option<Span<'static>>, SpanMut<'static>) {
+    let span = |address: usize, byte_count: usize| {
+        let address = address as u64;
+        let gpu = if address == 0 { None } else { mesh.gpu_at(address) };
+        // SAFETY: the caller of this function vouches for the bytes.
+        gpu.map(|(vendor, number)| unsafe { GpuSpan::from_raw(vendor, number, address, byte_count) })
+    };
+    let on = GpuArrays {
+        input: input.and_then(|input| span(input_address, input.byte_count())),
+        output: span(output_address, output.byte_count()),
+    };
+    if on.input.is_none() && on.output.is_none() {
+        return (None, input, output);
+    }
+    let input = if on.input.is_some() { None } else { input };
+    let output = if on.output.is_some() { SpanMut::empty() } else { output };
+    (Some(on), input.filter(|input| !input.is_empty()), output)
 }
 
 /// What C gave, checked.
@@ -568,6 +606,13 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
             Some(unsafe { argument::span("array", array, bytes, size) }?)
         }
     };
+    let given = |address: usize, is_given: bool| if is_given { address } else { 0 };
+    let places = [
+        request.array.map_or(0, |(array, count)| given(array.addr(), has(count))),
+        given(out.addr(), has(out_count)),
+    ];
+    // SAFETY: the caller of this function vouches for the bytes, wherever they are.
+    let (gpu, input, output) = unsafe { on_gpu(mesh, places, input, output) };
     Ok(Arrays {
         verb,
         dtype,
@@ -578,6 +623,7 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
         receive_counts,
         input,
         output,
+        gpu,
         reproducible: false,
         report: None,
     })

@@ -49,7 +49,7 @@ lint: toolchain lint-rust wheel lint-python lint-deny
 
 bench: wheel
 	$(BIN)/python benches/import_time.py
-	$(BIN)/python benches/rendezvous_scale.py target/rendezvous_scale.svg
+	cargo bench --locked --bench rendezvous_scale -- $(CURDIR)/target/rendezvous_scale.svg
 	cargo bench --locked --bench bootstrap --bench all_reduce --bench latency --bench dispatch --bench kernels
 
 # BENCH is the folder of a bench whose run_peers.py takes plug-ins; its own variables say where the peers are.

@@ -272,7 +272,9 @@ fn agree(
         members.push(Member { index, nonce: one.identity.nonce.clone(), introduction });
     }
     let leader = members.first().map(|one| one.nonce.clone()).unwrap_or_default();
-    let identities = proposal.registrations.into_iter().map(|one| one.identity).collect();
+    // Only the leader looks at all of them.
+    let kept = if party.own.index == 0 { proposal.registrations } else { Vec::new() };
+    let identities = kept.into_iter().map(|one| one.identity).collect();
     Ok((Roster { run: format!("{job}, attempt {leader}"), members }, RunKey(key), identities))
 }
 
@@ -282,6 +284,7 @@ struct Met {
     attempt: Attempt,
     roster: Roster,
     key: RunKey,
+    /// All members, where this process leads.
     identities: Vec<Identity>,
     number: usize,
     ended: bool,
@@ -371,7 +374,7 @@ impl Met {
     fn await_outcome(&self, number: usize, phase: &str, deadline: &Deadline<'_>) -> Result<Outcome> {
         let party = &self.party;
         let stage = Stage::Phase(number, phase);
-        let mut pace = Pace::new(party.own.count);
+        let mut pace = Pace::of_many(party.own.count);
         let mut watch = Watch::new(deadline);
         loop {
             let leader_died = watch.is_due(deadline) && party.own.life_of(&self.attempt.leader) == Life::Dead;

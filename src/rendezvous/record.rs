@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use crate::topology::{Introduction, Process, Survey};
+use crate::topology::{Introduction, Process};
 use crate::vocabulary::Nonce;
 
 /// The most bytes of a record about one process.
@@ -96,9 +96,8 @@ impl Proposal {
     /// The introduction of the member at `index`.
     pub(super) fn introduction(&self, index: usize) -> Option<Introduction> {
         let registration = self.registrations.get(index)?;
-        let survey: Survey = serde_json::from_value(self.surveys.get(&registration.survey)?.clone()).ok()?;
         let mut value = registration.introduction.clone();
-        value.as_object_mut()?.insert("survey".to_owned(), serde_json::to_value(survey).ok()?);
+        value.as_object_mut()?.insert("survey".to_owned(), self.surveys.get(&registration.survey)?.clone());
         serde_json::from_value(value).ok()
     }
 }

@@ -1,5 +1,7 @@
 //! One attempt to meet: the folder of one epoch of one leader, and what any member may do in it.
 
+use std::collections::HashMap;
+
 use crate::error::{Missing, Result};
 use crate::rendezvous::record::{
     self, Identity, Life, OUTCOME_LIMIT, Outcome, Proposal, Registration, split_name,
@@ -142,10 +144,14 @@ impl Attempt {
         Ok(file::settled(self.decision.list())?.unwrap_or_default())
     }
 
-    /// The proposed roster, which a listing showed.
+    /// The bytes of the proposed roster, which a listing showed.
+    pub(super) fn roster(&self) -> Result<Option<Vec<u8>>> {
+        self.decision.read(ROSTER, OUTCOME_LIMIT)
+    }
+
+    /// The proposed roster.
     pub(super) fn proposal(&self) -> Result<Option<Proposal>> {
-        let bytes = self.decision.read(ROSTER, OUTCOME_LIMIT)?;
-        Ok(bytes.and_then(|bytes| stored::decode(&bytes)))
+        Ok(self.roster()?.and_then(|bytes| stored::decode(&bytes)))
     }
 
     /// Who has not come to `stage`, with the last word of each.
@@ -213,9 +219,10 @@ impl Attempt {
         let leader_is_gone = own.index != 0 && own.life_of(&self.leader) == Life::Dead;
         let mut empty = self.folder.remove_empty("members");
         if !empty && (own.index == 0 || leader_is_gone) {
+            let known: HashMap<String, &Identity> = known.iter().map(|one| (member_name(one), one)).collect();
             for name in self.members.list().unwrap_or_default() {
-                let identity = match known.iter().find(|one| member_name(one) == name) {
-                    Some(identity) => Some(identity.clone()),
+                let identity = match known.get(&name) {
+                    Some(identity) => Some((*identity).clone()),
                     None => self.registration(&name).ok().flatten().map(|one| one.identity),
                 };
                 if identity.is_some_and(|one| own.life_of(&one) == Life::Dead) {

@@ -85,7 +85,8 @@ pub(super) fn read_as<T: serde::de::DeserializeOwned>(folder: &Folder, name: &st
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// How long to sleep between two looks: short at first, longer while nothing happens.
+/// How long to sleep between two looks: short at first, longer while nothing happens, never more than half of what
+/// was waited so far.
 #[derive(Debug)]
 pub(super) struct Pace {
     first: Duration,
@@ -94,13 +95,25 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Both ends grow with the count, so that the number of looks hardly does.
+    /// The pace of the one that leads: both ends grow with the count, since a look lists everybody.
     pub(super) fn new(count: usize) -> Self {
+        Self::between(count, 5, 100)
+    }
+
+    /// The pace of all the others, who look at the same time: together they look so rarely that the directory has time
+    /// for the leader. A limit that grew less than what the looks of all cost would make the looks themselves the load, and
+    /// their number grow with the count.
+    pub(super) fn of_many(count: usize) -> Self {
+        Self::between(count, 20, 400)
+    }
+
+    /// The first and the longest pause of so many microseconds for each member, and a little.
+    fn between(count: usize, first: u64, limit: u64) -> Self {
         let members = u64::try_from(count).unwrap_or(u64::MAX);
         let grown =
             |least: u64, each: u64| Duration::from_micros(least.saturating_add(members.saturating_mul(each)));
-        let first = grown(200, 5);
-        Self { first, next: first, limit: grown(10_000, 100) }
+        let first = grown(200, first);
+        Self { first, next: first, limit: grown(10_000, limit) }
     }
 
     /// Something happened: look again soon.

@@ -8,6 +8,7 @@ use super::job::{Pace, Watch, epochs, read_as};
 use crate::error::{Error, Missing, Result};
 use crate::rendezvous::reason::Reason;
 use crate::rendezvous::record::{Claim, Life, Proposal, split_name};
+use crate::rendezvous::stored;
 use crate::sys::Deadline;
 use crate::sys::file;
 
@@ -15,8 +16,8 @@ use crate::sys::file;
 pub(super) struct Following {
     pub(super) attempt: Attempt,
     acknowledged: bool,
-    /// The roster that was acknowledged; an attempt has one, created once.
-    proposal: Option<Proposal>,
+    /// The roster that was acknowledged, as it was read: an attempt has one, created once.
+    roster: Option<Vec<u8>>,
     /// What was found that belongs to an earlier run or to another process with this index.
     foreign: Option<Reason>,
     /// Whether the attempt was removed, which only happens once nobody alive is believed to be in it.
@@ -29,18 +30,24 @@ pub(super) fn follow(
     following: &mut Option<Following>,
     deadline: &Deadline<'_>,
 ) -> Result<(Proposal, Vec<u8>)> {
-    let mut pace = Pace::new(party.own.count);
+    let mut pace = Pace::of_many(party.own.count);
     let mut watch = Watch::new(deadline);
+    let mut watch_for_claims = Watch::of_all(party.own.count, deadline);
     let mut ignored = None;
     let mut waiters = Waiters { seen: BTreeSet::new(), looks: 0 };
     loop {
-        let names = match file::settled(party.job.leader.list())? {
-            Some(names) => names,
-            // At the end the others remove the folder as they leave: the wait below says who is missing.
-            None if deadline.passed() => Vec::new(),
-            None => {
-                party.enter(deadline)?;
-                continue;
+        // Who follows a leader is told by its decisions; that another one claims, or that this one died, is rare.
+        let names = if following.is_some() && !deadline.passed() && !watch_for_claims.is_due(deadline) {
+            Vec::new()
+        } else {
+            match file::settled(party.job.leader.list())? {
+                Some(names) => names,
+                // At the end the others remove the folder as they leave: the wait below says who is missing.
+                None if deadline.passed() => Vec::new(),
+                None => {
+                    party.enter(deadline)?;
+                    continue;
+                }
             }
         };
         if let Some(current) = following
@@ -51,6 +58,7 @@ pub(super) fn follow(
         if following.as_ref().is_some_and(|current| current.is_gone) {
             // Epochs may begin anew after everything was removed.
             *following = None;
+            pace.hurry();
         }
         let known = following.as_ref().map_or(0, |current| current.attempt.epoch);
         if let Some(epoch) = epochs(&names).last().copied().filter(|epoch| *epoch > known)
@@ -72,7 +80,7 @@ pub(super) fn follow(
                 *following = Some(Following {
                     attempt,
                     acknowledged: false,
-                    proposal: None,
+                    roster: None,
                     foreign: None,
                     is_gone: false,
                 });
@@ -138,9 +146,9 @@ fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<
     if has(&MEETING.to_string()) {
         match attempt.decided(MEETING)? {
             Some(Ok(mut payloads)) => {
-                let known = current.proposal.take();
-                let Some(proposal) = known.map_or_else(|| attempt.proposal(), |known| Ok(Some(known)))?
-                else {
+                let known = current.roster.take();
+                let known = known.map_or_else(|| attempt.roster(), |known| Ok(Some(known)))?;
+                let Some(proposal) = known.and_then(|bytes| stored::decode(&bytes)) else {
                     return Ok(None);
                 };
                 if lists(&proposal, party) {
@@ -163,12 +171,12 @@ fn obey(party: &Party, current: &mut Following) -> Result<Option<(Proposal, Vec<
         }
     } else if has(ROSTER)
         && !current.acknowledged
-        && let Some(proposal) = attempt.proposal()?
-        && lists(&proposal, party)
+        && let Some(roster) = attempt.roster()?
+        && stored::decode(&roster).is_some_and(|proposal| lists(&proposal, party))
         && file::settled(attempt.acknowledged.create(&member_name(&party.own), b""))?.is_some()
     {
         current.acknowledged = true;
-        current.proposal = Some(proposal);
+        current.roster = Some(roster);
     }
     Ok(None)
 }

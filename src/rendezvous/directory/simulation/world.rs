@@ -119,8 +119,8 @@ pub(super) struct World {
     turns: Vec<Condvar>,
 }
 
-/// More steps than any meeting takes: one that goes on for ever is a fault.
-const STEP_LIMIT: u64 = 3_000_000;
+/// More steps of each process than any meeting takes: one that goes on for ever is a fault.
+const STEP_LIMIT: u64 = 500_000;
 
 impl State {
     pub(super) fn draw(&mut self, below: u64) -> u64 {
@@ -279,7 +279,8 @@ impl World {
             return None;
         }
         state.steps += 1;
-        assert!(state.steps < STEP_LIMIT, "the processes go on for ever");
+        let limit = STEP_LIMIT * state.running.len() as u64;
+        assert!(state.steps < limit, "the processes go on for ever");
         let passed = 20 + state.draw(100);
         state.now += passed;
         let weather = state.weather;

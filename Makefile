@@ -27,7 +27,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 LIBDIR ?= $(PREFIX)/lib
 CARGO_PROFILE ?= release
 
-.PHONY: install uninstall c-tools
+.PHONY: install uninstall c-tools test-large
 
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
@@ -126,6 +126,10 @@ test-rust:
 	else \
 		cargo test --locked; \
 	fi
+
+# Arrays of more than 2^31 elements: 7 GB of memory, and a minute.
+test-large:
+	cargo test --locked --test uform conformance::large -- --ignored --nocapture
 
 # One build and one target folder for each MPI: handles of one are not those of the other.
 TARGET = $(or $(CARGO_TARGET_DIR),target)

@@ -15,6 +15,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::deferred::ROLES,
     conformance::gpu::ROLES,
     conformance::group::ROLES,
+    conformance::large::ROLES,
     conformance::trainer::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,
@@ -28,6 +29,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::nfs_like::ROLES,
     failure::pairs::ROLES,
     failure::rendezvous::ROLES,
+    failure::sandbox::ROLES,
     failure::shrink::ROLES,
     failure::soak::ROLES,
 ];

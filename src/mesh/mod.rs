@@ -37,7 +37,7 @@ use crate::recorder::Recorder;
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
 use crate::sys::mpi::{Handle as MpiCommunicator, World};
-use crate::sys::{Deadline, InterruptCheck, process};
+use crate::sys::{self, Deadline, InterruptCheck, process};
 use crate::topology::{Introduction, MeshDescription, Roster, Topology};
 
 use self::group::{Between, Forming, Lease, form};
@@ -161,6 +161,8 @@ impl Mesh {
         let world = phase("MPI", || way.world(&launch, options, &deadline))?;
         let mut introduction = phase("survey", || device::introduction(&launch, String::new()))?;
         let count = world.as_ref().map_or(launch.count.value, World::count);
+        let meeting_files = sys::network::open_files() + MEETING_FILES;
+        phase("open files", || check_files(launch.index.value, count, meeting_files))?;
         let listener = phase("listener", || listen(count))?;
         introduction.driven_gpus = executor.and_then(driven);
         introduction.socket = listener.as_ref().map(Listener::address).unwrap_or_default();
@@ -168,7 +170,10 @@ impl Mesh {
             Some(world) => rendezvous::mpi::meet(world, introduction, &deadline),
             None => meet(&launch, introduction, &deadline),
         })?;
-        if let Err(error) = phase("hosts", || check_hosts(&launch, exchange.roster())) {
+        let wanted = meeting_files + FILES_OF_A_MEMBER * near(exchange.as_ref());
+        let checked = phase("hosts", || check_hosts(&launch, exchange.roster()))
+            .and_then(|()| phase("open files", || check_files(exchange.index(), count, wanted)));
+        if let Err(error) = checked {
             exchange.give_up(&error);
             return Err(error);
         }
@@ -406,6 +411,32 @@ fn driven(executor: &Executor) -> Option<Vec<String>> {
 /// A lone process listens nowhere.
 fn listen(count: usize) -> Result<Option<Listener>> {
     if count == 1 { Ok(None) } else { Listener::open().map(Some) }
+}
+
+/// Files that a process has open at once while it meets the others.
+const MEETING_FILES: usize = 16;
+/// What every other member of this machine costs: a connection, its process, its memory, a file of the meeting.
+const FILES_OF_A_MEMBER: usize = 4;
+
+/// How many others run on this machine.
+fn near(exchange: &dyn Exchange) -> usize {
+    let members = &exchange.roster().members;
+    let machine = |index: usize| members.get(index).map(|member| &member.introduction.process.boot_id);
+    let own = machine(exchange.index());
+    (0..members.len()).filter(|index| machine(*index) == own).count().saturating_sub(1)
+}
+
+/// Makes room for so many open files; each further group needs a few more.
+fn check_files(index: usize, count: usize, wanted: usize) -> Result<()> {
+    match sys::network::make_room(wanted) {
+        Some(limit) if count > 1 => {
+            let what = format!("the limit of open files of index {index}");
+            let reason =
+                format!("a run of {count} needs at least {wanted}; raise it where the run is started");
+            Err(Error::invalid(what, limit, "RLIMIT_NOFILE, ulimit -n", reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn meet(launch: &Launch, introduction: Introduction, deadline: &Deadline<'_>) -> Result<Box<dyn Exchange>> {

@@ -135,6 +135,11 @@ impl Segment {
                 free_bytes: 0,
                 remedy: "raise the limit of open files (ulimit -n)".to_owned(),
             },
+            errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS) if operation == "create" => {
+                let why =
+                    format!("memfd_create says: {errno}; let the seccomp filter of the container allow it");
+                Error::unsupported("shared memory in this process", why)
+            }
             errno => Error::io(place(name), operation, errno.into()),
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod gpu;
 pub(crate) mod group;
+pub(crate) mod large;
 pub(crate) mod members;
 pub(crate) mod pairs;
 pub(crate) mod parts;

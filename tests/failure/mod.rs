@@ -12,6 +12,7 @@ pub(crate) mod network;
 pub(crate) mod nfs_like;
 pub(crate) mod pairs;
 pub(crate) mod rendezvous;
+pub(crate) mod sandbox;
 pub(crate) mod shrink;
 pub(crate) mod soak;
 pub(crate) mod warning;

@@ -1,6 +1,6 @@
 //! The segment that one member writes and all of its group read: progress, the descriptor of its call, its last word.
 //!
-//! Every word but `SLEEPERS` has one writer. Readers believe nothing: numbers are decoded, texts are cut and made printable.
+//! Every word but `SLEEPERS` has one writer; `signal.rs` holds their orderings, `signal_model.rs` proves them. Readers believe nothing: numbers are decoded, texts are cut and made printable.
 //!
 //! How the words order what lies around them:
 //! - `PROGRESS` is written after everything that its place stands for: descriptor, inline bytes, stages, shares of arenas. The
@@ -19,14 +19,14 @@
 //! - `DONE` is released after the last step of a call and before any later `STATE`, and nobody sleeps for it: so it needs no
 //!   handshake, and lies on a line that no peer reads while it waits.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::signal::{self, Signal, Words};
 use crate::communicator::descriptor::{Cause, Descriptor, Lies};
 use crate::error::Result;
 use crate::recorder::Site;
 use crate::sys::shared::Segment;
-use crate::sys::{Span, SpanMut, futex};
+use crate::sys::{Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
 /// Bits of a progress word that count steps within one call.
@@ -36,8 +36,6 @@ pub(super) const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
 
 const SLEEPERS: usize = 0;
 const PROGRESS: usize = 64;
-/// The half of the progress that changes at every step, which the kernel compares before a sleep.
-const BELL: usize = if cfg!(target_endian = "little") { PROGRESS } else { PROGRESS + 4 };
 // Beside the progress, which is read whenever the state is.
 const STATE: usize = PROGRESS + 8;
 const DONE: usize = 128;
@@ -82,6 +80,8 @@ pub(super) const fn call_of(place: u64) -> (u64, u64) {
 pub(super) struct Control {
     pub(super) segment: Segment,
     piece_bytes: usize,
+    /// Whether a thread of this process has begun to write how this member leaves: two may at once.
+    is_leaving: AtomicBool,
 }
 
 /// The size of a segment whose stages have so many bytes.
@@ -92,13 +92,8 @@ pub(super) const fn size(piece_bytes: usize) -> usize {
 impl Control {
     /// `None` if the segment is not large enough for its stages.
     pub(super) fn new(segment: Segment, piece_bytes: usize) -> Option<Self> {
-        (segment.byte_count() >= size(piece_bytes)).then_some(Self { segment, piece_bytes })
-    }
-
-    fn word32(&self, offset: usize) -> &AtomicU32 {
-        static NOWHERE: AtomicU32 = AtomicU32::new(0);
-        // Every offset here lies below the size that `new` asked for.
-        self.segment.word32(offset).unwrap_or(&NOWHERE)
+        let is_leaving = AtomicBool::new(false);
+        (segment.byte_count() >= size(piece_bytes)).then_some(Self { segment, piece_bytes, is_leaving })
     }
 
     fn word64(&self, offset: usize) -> &AtomicU64 {
@@ -106,49 +101,34 @@ impl Control {
         self.segment.word64(offset).unwrap_or(&NOWHERE)
     }
 
+    /// The place of this member, published and waited for.
+    pub(super) const fn signal(&self) -> Signal<'_, Segment> {
+        let words = Words { counter: PROGRESS, sleepers: SLEEPERS, state: Some(STATE) };
+        Signal { memory: &self.segment, words }
+    }
+
     /// The place that this member has published last; what it stands for is seen from now on.
     pub(super) fn progress(&self) -> u64 {
-        self.word64(PROGRESS).load(Ordering::Acquire)
+        self.signal().seen()
     }
 
     /// Publishes that everything before `place` is done, and wakes who waits for it.
     pub(super) fn advance(&self, place: u64) {
-        // One exchange: the release of what was written, and the full barrier before the count is read.
-        self.word64(PROGRESS).swap(place, Ordering::SeqCst);
-        self.ring();
-    }
-
-    fn ring(&self) {
-        if self.word32(SLEEPERS).load(Ordering::SeqCst) != 0 {
-            futex::wake(self.word32(BELL));
-        }
+        self.signal().publish(place);
     }
 
     /// Says that the call with this number has ended here, for those who ask what this member does.
     pub(super) fn conclude(&self, sequence: u64) {
-        self.word64(DONE).store(sequence, Ordering::Release);
+        signal::conclude(&self.segment, DONE, sequence);
     }
 
     /// Whether the call with this number has ended there.
     pub(super) fn has_concluded(&self, sequence: u64) -> bool {
-        self.word64(DONE).load(Ordering::Acquire) >= sequence
-    }
-
-    /// Sleeps while `place` is the last one published, or until this member ends its part, or for any other reason.
-    ///
-    /// A member killed here leaves its count, which only costs wakes.
-    pub(super) fn sleep(&self, place: u64, limit: Duration) {
-        self.word32(SLEEPERS).fetch_add(1, Ordering::SeqCst);
-        // A state is no part of the bell: looked at once more, so that who leaves sees this sleeper, or is seen here.
-        if self.word32(STATE).load(Ordering::SeqCst) == 0 {
-            // The lower half: a member publishes fewer than 2^32 places in a sleep, so equal halves are the same place.
-            futex::wait(self.word32(BELL), place as u32, limit);
-        }
-        self.word32(SLEEPERS).fetch_sub(1, Ordering::SeqCst);
+        signal::has_concluded(&self.segment, DONE, sequence)
     }
 
     pub(super) fn state(&self) -> State {
-        match self.word32(STATE).load(Ordering::Acquire) {
+        match self.signal().state() {
             0 => State::Live,
             1 => State::Closed,
             3 => State::WentOn,
@@ -173,29 +153,31 @@ impl Control {
         String::from_utf8_lossy(&bytes).replace(char::is_control, " ")
     }
 
+    /// Whether nobody has ended this member's part in the group before; the caller does it now.
+    fn claims_end(&self) -> bool {
+        !self.is_leaving.swap(true, Ordering::AcqRel) && self.state() == State::Live
+    }
+
     /// Ends this member's part in the group, once; the first reason stays.
     pub(super) fn leave(&self, cause: &Cause) {
-        if self.state() != State::Live {
+        if !self.claims_end() {
             return;
         }
         self.word64(CAUSE).store(cause.blame(), Ordering::SeqCst);
         self.write_text(CAUSE + 8, &cause.text);
-        self.word32(STATE).store(2, Ordering::SeqCst);
-        self.ring();
+        self.signal().end(2);
     }
 
     pub(super) fn close(&self) {
-        if self.state() == State::Live {
-            self.word32(STATE).store(1, Ordering::SeqCst);
-            self.ring();
+        if self.claims_end() {
+            self.signal().end(1);
         }
     }
 
     /// Says in which group this member goes on; that counts more than how it left this one.
     pub(super) fn go_on(&self, words: &str) {
         self.write_text(SUCCESSOR, words);
-        self.word32(STATE).store(3, Ordering::SeqCst);
-        self.ring();
+        self.signal().end(3);
     }
 
     /// In which group it goes on.

@@ -9,6 +9,9 @@ mod join;
 mod pairs;
 mod payload;
 mod proof;
+mod signal;
+#[cfg(test)]
+mod signal_model;
 mod transfer;
 mod watch;
 

@@ -5,11 +5,12 @@
 //! sleepers the handshake that `control.rs` describes. What the other side wrote is checked: a ring never gives more than it has.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::control::State;
 use super::join::{self, Label};
+use super::signal::{Signal, Words};
 use super::{Proof, SPINS, SharedCommunicator, YIELDS};
 use crate::communicator::Call;
 use crate::communicator::descriptor::{self, again};
@@ -17,7 +18,7 @@ use crate::communicator::pair::{BUFFER_BYTES, Group, Pair, Passage, Patience};
 use crate::error::{Error, Result};
 use crate::sys::network::Moved;
 use crate::sys::shared::Segment;
-use crate::sys::{Deadline, Span, SpanMut, futex, socket};
+use crate::sys::{Deadline, Span, SpanMut, socket};
 
 /// Bytes of a ring: more than messages without a receive and words take together, and few enough for the second cache.
 const RING_BYTES: usize = 256 << 10;
@@ -27,8 +28,6 @@ const READERS: usize = 64;
 const TAIL: usize = 128;
 const WRITERS: usize = 192;
 const BYTES: usize = 256;
-/// The half of a counter that changes with every move.
-const LOW: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
 
 /// The two rings between this member and another one.
 pub(super) struct Rings {
@@ -44,29 +43,14 @@ pub(super) struct Rings {
     tail: AtomicU64,
 }
 
-fn word64(segment: &Segment, offset: usize) -> &AtomicU64 {
-    static NOWHERE: AtomicU64 = AtomicU64::new(0);
-    segment.word64(offset).unwrap_or(&NOWHERE)
+/// How many bytes were put into a ring, for those who take them out.
+const fn head(segment: &Segment) -> Signal<'_, Segment> {
+    Signal { memory: segment, words: Words { counter: HEAD, sleepers: READERS, state: None } }
 }
 
-fn word32(segment: &Segment, offset: usize) -> &AtomicU32 {
-    static NOWHERE: AtomicU32 = AtomicU32::new(0);
-    segment.word32(offset).unwrap_or(&NOWHERE)
-}
-
-/// Publishes a counter, and wakes who sleeps for it.
-fn publish(segment: &Segment, counter: usize, sleepers: usize, value: u64) {
-    word64(segment, counter).swap(value, Ordering::SeqCst);
-    if word32(segment, sleepers).load(Ordering::SeqCst) != 0 {
-        futex::wake(word32(segment, counter + LOW));
-    }
-}
-
-/// Sleeps while a counter has this value.
-fn sleep(segment: &Segment, counter: usize, sleepers: usize, value: u64, limit: Duration) {
-    word32(segment, sleepers).fetch_add(1, Ordering::SeqCst);
-    futex::wait(word32(segment, counter + LOW), value as u32, limit);
-    word32(segment, sleepers).fetch_sub(1, Ordering::SeqCst);
+/// How many bytes were taken out of a ring, for those who put more into it.
+const fn tail(segment: &Segment) -> Signal<'_, Segment> {
+    Signal { memory: segment, words: Words { counter: TAIL, sleepers: WRITERS, state: None } }
 }
 
 impl Rings {
@@ -120,12 +104,12 @@ impl Passage for Rings {
     fn send(&self, source: Span<'_>, _is_awaited: bool) -> Moved {
         self.pass();
         let Some(segment) = self.outgoing.get() else { return Moved::Busy };
-        let head = self.head.load(Ordering::Relaxed);
-        let used = head.wrapping_sub(word64(segment, TAIL).load(Ordering::Acquire));
+        let put = self.head.load(Ordering::Relaxed);
+        let used = put.wrapping_sub(tail(segment).seen());
         let Some(free) = (RING_BYTES as u64).checked_sub(used) else {
             return Moved::Broken(std::io::Error::other("more was taken than was sent"));
         };
-        let start = (head % RING_BYTES as u64) as usize;
+        let start = (put % RING_BYTES as u64) as usize;
         let count = source.byte_count().min(free as usize).min(RING_BYTES - start);
         if count == 0 {
             return Moved::Busy;
@@ -137,8 +121,8 @@ impl Passage for Rings {
         if let Err(error) = copied {
             return Moved::Broken(std::io::Error::other(error));
         }
-        self.head.store(head + count as u64, Ordering::Relaxed);
-        publish(segment, HEAD, READERS, head + count as u64);
+        self.head.store(put + count as u64, Ordering::Relaxed);
+        head(segment).publish(put + count as u64);
         Moved::Bytes(count)
     }
 
@@ -148,12 +132,12 @@ impl Passage for Rings {
             Ok(None) => return Moved::Busy,
             Err(moved) => return moved,
         };
-        let tail = self.tail.load(Ordering::Relaxed);
-        let used = word64(segment, HEAD).load(Ordering::Acquire).wrapping_sub(tail);
+        let taken = self.tail.load(Ordering::Relaxed);
+        let used = head(segment).seen().wrapping_sub(taken);
         if used > RING_BYTES as u64 {
             return Moved::Broken(std::io::Error::other("more was sent than a ring holds"));
         }
-        let start = (tail % RING_BYTES as u64) as usize;
+        let start = (taken % RING_BYTES as u64) as usize;
         let count = target.byte_count().min(used as usize).min(RING_BYTES - start);
         if count == 0 {
             return Moved::Busy;
@@ -163,8 +147,8 @@ impl Passage for Rings {
         if let Err(error) = copied {
             return Moved::Broken(std::io::Error::other(error));
         }
-        self.tail.store(tail + count as u64, Ordering::Relaxed);
-        publish(segment, TAIL, WRITERS, tail + count as u64);
+        self.tail.store(taken + count as u64, Ordering::Relaxed);
+        tail(segment).publish(taken + count as u64);
         Moved::Bytes(count)
     }
 
@@ -179,9 +163,9 @@ impl Passage for Rings {
     }
 
     fn rest(&self, writes: bool, _patience: &Patience, limit: Duration) {
-        let (segment, counter, sleepers) = match (writes, self.outgoing.get(), self.incoming.get()) {
-            (true, Some(segment), _) => (segment, TAIL, WRITERS),
-            (false, _, Some(segment)) => (segment, HEAD, READERS),
+        let signal = match (writes, self.outgoing.get(), self.incoming.get()) {
+            (true, Some(segment), _) => tail(segment),
+            (false, _, Some(segment)) => head(segment),
             _ => {
                 if let Some(mate) = self.proof.0.mates.get(&self.index) {
                     socket::wait_readable(&[mate.conversation.descriptor()], limit);
@@ -197,12 +181,12 @@ impl Passage for Rings {
         };
         let limit_looks = if self.has_cores { SPINS } else { YIELDS };
         for _ in 0..limit_looks {
-            if word64(segment, counter).load(Ordering::Acquire) != stood {
+            if signal.seen() != stood {
                 return;
             }
             if self.has_cores { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        sleep(segment, counter, sleepers, stood, limit);
+        signal.sleep(stood, limit);
     }
 }
 

@@ -66,14 +66,10 @@ impl SharedCommunicator {
                 continue;
             }
             self.await_briefly(control, target);
-            loop {
-                let place = control.progress();
-                if place >= target {
-                    break;
-                }
+            control.signal().reach(target, || {
                 self.look(watch, target, needs)?;
-                control.sleep(place, watch.deadline.pause());
-            }
+                Ok(watch.deadline.pause())
+            })?;
             // One that came and gave up has left this call to nobody.
             if !control.has_concluded(watch.sequence)
                 && let Some(error) = self.departure(seat)
@@ -246,7 +242,7 @@ impl SharedCommunicator {
                 if waited >= LINGER || !is_inside(seat) {
                     break;
                 }
-                self.controls[seat].sleep(place, (LINGER - waited).min(CHECK_INTERVAL));
+                self.controls[seat].signal().sleep(place, (LINGER - waited).min(CHECK_INTERVAL));
             }
         }
     }

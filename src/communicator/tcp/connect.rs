@@ -177,7 +177,8 @@ impl Links {
         }
         let own = run.roster.members[run.index].introduction.process.clone();
         // Three connections to each, attempts at several addresses, and what the program itself has open.
-        network::make_room(5 * wanted.len() + DESCRIPTOR_RESERVE);
+        // Few who are near need fewer: opening the one too many says so.
+        let _ = network::make_room(5 * wanted.len() + DESCRIPTOR_RESERVE);
         let gathering = Gathering {
             listener,
             roster: run.roster,

@@ -1,4 +1,4 @@
-"""Verbs on GPU memory in two processes, on the stand-ins of CUDA and NCCL: arrays of uform, and those of other libraries."""
+"""Verbs on GPU memory in two processes, on stand-ins of CUDA and NCCL: arrays of uform and of other libraries."""
 
 import os
 import subprocess
@@ -204,7 +204,10 @@ def run_on_gpus(folder: Path, source: str) -> list[str]:
     subprocess.run([*command, "-o", str(folder / "stand_in.so"), *sources], check=True)
     for name in ("libnvidia-ml.so.1", "libcuda.so.1", "libnccl.so.2"):
         (folder / name).symlink_to("stand_in.so")
-    answers, rest = ["init 0", "count 2", "cuda 12080", "delay 3000"], "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100"
+    answers, rest = (
+        ["init 0", "count 2", "cuda 12080", "delay 3000"],
+        "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100",
+    )
     answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(2)]
     (folder / "answers").write_text("\n".join(answers) + "\n")
     job, program, meeting = f"test-{uuid.uuid4().hex}", folder / "program.py", folder / "meeting"
@@ -221,7 +224,7 @@ def run_on_gpus(folder: Path, source: str) -> list[str]:
             members.start(command, variables | uform_variables(index, 2, meeting, job))
         for index, member in enumerate(members.all):
             code = member.wait(120)
-            assert code == 0 and member.text() == "done\n", f"index {index}: {code}\n{member.text()}"
+            assert (code, member.text()) == (0, "done\n"), f"index {index}: {code}\n{member.text()}"
     called = (folder / "calls").read_text().split("\n")
     assert not any(line.startswith("left ") for line in called), called
     return called
@@ -229,7 +232,7 @@ def run_on_gpus(folder: Path, source: str) -> list[str]:
 
 def test_verbs_take_arrays_of_an_arena_on_gpus(tmp_path: Path) -> None:
     called = run_on_gpus(tmp_path, VERBS)
-    assert called.count("ncclCommDestroy") == 2 and called.count("ncclCommAbort") == 0, called
+    assert (called.count("ncclCommDestroy"), called.count("ncclCommAbort")) == (2, 0), called
 
 
 def test_verbs_take_arrays_of_other_libraries_behind_their_work(tmp_path: Path) -> None:

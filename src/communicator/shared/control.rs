@@ -14,8 +14,8 @@
 //!   sleeper adds itself to the count, then the kernel loads the place once more and sleeps only if it has not changed. All four
 //!   are sequentially consistent (the kernel's load is a full barrier after the addition), so that the writer sees the
 //!   sleeper, or the sleeper sees the place; both may happen, and cost one wake.
-//! - `STATE` is written after its cause and released; whoever acquires it reads the whole cause. With `SLEEPERS` it makes the
-//!   same handshake: a sleeper loads it after the addition and does not sleep beside a member that has ended its part.
+//! - `STATE` is written after its cause and released; whoever acquires it reads the whole cause. A bit of `PROGRESS` changes after
+//!   it, by the same handshake: who looked at the state before that does not fall asleep beside a member that has ended its part.
 //! - `DONE` is released after the last step of a call and before any later `STATE`, and nobody sleeps for it: so it needs no
 //!   handshake, and lies on a line that no peer reads while it waits.
 

@@ -17,8 +17,10 @@ pub(super) trait Memory {
     fn store(&self, word: Self::Word, value: u64, order: Ordering);
     fn swap(&self, word: Self::Word, value: u64, order: Ordering);
     fn add(&self, word: Self::Word, value: u64, order: Ordering);
-    /// Sleeps while the word holds what was seen, at most `limit`; a full barrier precedes the look at the word.
-    fn sleep(&self, word: Self::Word, seen: u64, limit: Duration);
+    /// Sets bits of a word.
+    fn set(&self, word: Self::Word, bits: u64, order: Ordering);
+    /// Sleeps while the word holds `value`, at most `limit`; a full barrier precedes the look at the word.
+    fn sleep(&self, word: Self::Word, value: u64, limit: Duration);
     /// Wakes all that sleep beside the word.
     fn wake(&self, word: Self::Word);
 }
@@ -26,13 +28,18 @@ pub(super) trait Memory {
 /// The words of one signal.
 #[derive(Clone, Copy)]
 pub(super) struct Words<W> {
-    /// What is published; it only grows.
+    /// What is published, above one bit that says that the writer has ended its part; what is published only grows.
     pub(super) counter: W,
     /// How many sleep beside it.
     pub(super) sleepers: W,
     /// Not zero once its writer publishes no more.
     pub(super) state: Option<W>,
 }
+
+/// The bit of a counter that is set when its writer ends its part, so that who is about to sleep beside the old value does not.
+///
+/// A later publication takes it away again, and then is itself what changes the counter.
+const ENDED: u64 = 1;
 
 /// One signal, as its writer and those who wait for it see it.
 pub(super) struct Signal<'m, M: Memory> {
@@ -43,13 +50,13 @@ pub(super) struct Signal<'m, M: Memory> {
 impl<M: Memory> Signal<'_, M> {
     /// What was published last; all that was written before it is seen from now on.
     pub(super) fn seen(&self) -> u64 {
-        self.memory.load(self.words.counter, Ordering::Acquire)
+        self.memory.load(self.words.counter, Ordering::Acquire) >> 1
     }
 
     /// Publishes a number, and wakes who waits for it.
     pub(super) fn publish(&self, value: u64) {
         // One exchange: the release of what was written, and the full barrier before the count is read.
-        self.memory.swap(self.words.counter, value, Ordering::SeqCst);
+        self.memory.swap(self.words.counter, value << 1, Ordering::SeqCst);
         self.ring();
     }
 
@@ -67,21 +74,18 @@ impl<M: Memory> Signal<'_, M> {
     /// Ends the writer's part, and wakes who waits; what was written before is seen by those who see the state.
     pub(super) fn end(&self, state: u64) {
         if let Some(word) = self.words.state {
-            self.memory.store(word, state, Ordering::SeqCst);
+            self.memory.store(word, state, Ordering::Release);
+            self.memory.set(self.words.counter, ENDED, Ordering::SeqCst);
             self.ring();
         }
     }
 
-    /// Sleeps while `seen` is what was published last, or until the writer ends its part, or for any other reason.
+    /// Sleeps while `seen` is what was published last and the writer has not ended its part, or less long for any other reason.
     ///
-    /// Who is killed here leaves its count, which only costs wakes.
+    /// The caller has looked at the state after it saw this. Who is killed here leaves its count, which only costs wakes.
     pub(super) fn sleep(&self, seen: u64, limit: Duration) {
         self.memory.add(self.words.sleepers, 1, Ordering::SeqCst);
-        // A state is no part of the counter: looked at once more, so that who ends sees this sleeper, or is seen here.
-        let state = self.words.state.map_or(0, |state| self.memory.load(state, Ordering::SeqCst));
-        if state == 0 {
-            self.memory.sleep(self.words.counter, seen, limit);
-        }
+        self.memory.sleep(self.words.counter, seen << 1, limit);
         self.memory.add(self.words.sleepers, 1_u64.wrapping_neg(), Ordering::SeqCst);
     }
 
@@ -119,7 +123,7 @@ fn word(segment: &Segment, offset: usize) -> &AtomicU64 {
 
 /// The half of a word that changes with every publication, which the kernel compares before a sleep.
 ///
-/// Fewer than 2^32 places are published in a sleep, so equal halves are the same place.
+/// Fewer than 2^31 places are published in a sleep, so equal halves are the same place.
 const BELL: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
 
 /// A word is named by its offset.
@@ -142,9 +146,13 @@ impl Memory for Segment {
         word(self, offset).fetch_add(value, order);
     }
 
-    fn sleep(&self, offset: usize, seen: u64, limit: Duration) {
+    fn set(&self, offset: usize, bits: u64, order: Ordering) {
+        word(self, offset).fetch_or(bits, order);
+    }
+
+    fn sleep(&self, offset: usize, value: u64, limit: Duration) {
         if let Some(bell) = self.word32(offset + BELL) {
-            futex::wait(bell, seen as u32, limit);
+            futex::wait(bell, value as u32, limit);
         }
     }
 

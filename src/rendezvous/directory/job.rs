@@ -273,7 +273,7 @@ fn author(leader: &Folder, entry: &str) -> Result<Option<Identity>> {
 }
 
 /// The names registered in an attempt, if all belong to the dead.
-fn dead_members(folder: &Folder, attempt: &str, own: &Own) -> Result<Option<Vec<String>>> {
+pub(super) fn dead_members(folder: &Folder, attempt: &str, own: &Own) -> Result<Option<Vec<String>>> {
     let open = || folder.open(attempt)?.open("members");
     let Some(members) = file::settled(open())? else { return Ok(Some(Vec::new())) };
     let names = members.list()?;

@@ -72,10 +72,17 @@ fn abandon(party: &Party, attempt: &Attempt) {
     party.job.folder.remove_tree(&format!("{}{}-{}", super::job::ATTEMPT, attempt.epoch, party.own.nonce));
 }
 
+/// Removes what a leader left that leads no more; but an attempt that has met is left to its members while they may live: some
+/// of them may have returned, and the others are still to read that.
 fn remove_superseded(job: &Job, epoch: u64, claim: Option<&Claim>, own: &Own) {
     if let Some(claim) = claim {
         let identity = &claim.identity;
-        job.folder.remove_tree(&format!("{}{epoch}-{}", super::job::ATTEMPT, identity.nonce));
+        let name = format!("{}{epoch}-{}", super::job::ATTEMPT, identity.nonce);
+        let decisions = Attempt::open(job, epoch, identity).and_then(|attempt| attempt.decisions());
+        let has_met = decisions.is_ok_and(|names| names.contains(&MEETING.to_string()));
+        if !has_met || super::job::dead_members(&job.folder, &name, own).is_ok_and(|dead| dead.is_some()) {
+            job.folder.remove_tree(&name);
+        }
         tracing::warn!("ignored an earlier leader: nonce {}, {}", identity.nonce, own.describe(identity));
     }
     job.leader.remove(&epoch.to_string());

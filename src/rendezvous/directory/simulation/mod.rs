@@ -392,9 +392,13 @@ fn play_all(seeds: u64) {
 
 #[test]
 fn schedules_that_once_failed_pass() {
-    for (case, seed) in
-        [(Case::GivesUp, 141), (Case::Stopped, 1753), (Case::TwoLeaders, 831), (Case::Restart, 1455)]
-    {
+    for (case, seed) in [
+        (Case::GivesUp, 141),
+        (Case::Stopped, 1753),
+        (Case::TwoLeaders, 831),
+        (Case::Restart, 1455),
+        (Case::Restart, 380),
+    ] {
         if let Err(found) = check(case, seed, None) {
             panic!("{found}");
         }

@@ -127,7 +127,7 @@ test-rust:
 		cargo test --locked; \
 	fi
 
-# Arrays of more than 2^31 elements: 7 GB of memory, and a minute.
+# Arrays of more than 2^31 elements: 7 GB of memory, and some minutes.
 test-large:
 	cargo test --locked --test uform conformance::large -- --ignored --nocapture
 

@@ -54,7 +54,7 @@ fn calls(index: usize, count: usize, _argument: &str) {
 }
 
 #[test]
-#[ignore = "7 GB of memory and a minute: make test-large"]
+#[ignore = "7 GB of memory and some minutes: make test-large"]
 fn more_elements_than_32_bits_count() {
     let outcomes = Setup::new(2, "large.calls").deadline(Duration::from_secs(900)).start().finish();
     assert_all_succeeded(&outcomes);

@@ -172,6 +172,8 @@ for refused, kind in (
         pass
     else:
         raise AssertionError(kind)
+while driver.cuStreamQuery(stream) == 600:
+    pass
 assert driver.cuStreamDestroy_v2(stream) == 0
 assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
 assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0

@@ -158,11 +158,6 @@ impl Array {
         unsafe { Self::over(Arc::new(view), (address, byte_count), &shape, dtype, Access::Read) }
     }
 
-    /// What its elements are.
-    pub(crate) fn elements(&self) -> Dtype {
-        self.dtype
-    }
-
     /// What DLPack hands on: this memory, or a copy of it.
     fn export(&self, is_copied: bool) -> Export {
         let numbers =
@@ -189,17 +184,20 @@ impl Array {
         }
     }
 
-    /// What a verb takes of an array on a GPU; `None` for one in host memory.
-    pub(crate) fn on_gpu(&self) -> uform::Result<Option<Description>> {
-        let Some(bytes) = &self.bytes else { return Ok(None) };
-        Ok(Some(Description {
+    /// What a verb takes of it.
+    pub(crate) fn describe(&self) -> uform::Result<Description> {
+        let gpu = match &self.bytes {
+            Some(bytes) => Some((bytes.vendor()?, bytes.device_number()?)),
+            None => None,
+        };
+        Ok(Description {
             address: self.address,
             dtype: self.dtype,
-            shape: self.shape.iter().map(|extent| *extent as usize).collect(),
+            shape: self.shape.iter().map(|extent| *extent as usize).into(),
             strides: None,
             read_only: !self.is_writable(),
-            gpu: Some((bytes.vendor()?, bytes.device_number()?)),
-        }))
+            gpu,
+        })
     }
 
     /// Where it is, as DLPack numbers it.

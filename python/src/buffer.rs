@@ -17,13 +17,14 @@ use uform::{Error, GpuArrays, GpuSpan, Mesh};
 
 use crate::array::Array;
 use crate::error::{chained, invalid, to_python};
+use crate::shape::Shape;
 use crate::{dlpack, interface};
 
 /// An array as a protocol describes it, not checked yet.
 pub(crate) struct Description {
     pub(crate) address: usize,
     pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<usize>,
+    pub(crate) shape: Shape,
     /// In bytes; `None` for C-contiguous.
     pub(crate) strides: Option<Vec<isize>>,
     pub(crate) read_only: bool,
@@ -39,14 +40,10 @@ pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// A caller's array, held in place until this is dropped.
 pub(crate) struct Buffer {
-    address: usize,
-    byte_count: usize,
+    lent: Lent,
     dtype: Dtype,
-    shape: Vec<usize>,
+    shape: Shape,
     read_only: bool,
-    gpu: Option<Gpu>,
-    /// Where the elements lie from `address` on; `None` where they follow each other.
-    layout: Option<Layout>,
     _owner: Owner,
 }
 
@@ -75,7 +72,7 @@ impl Buffer {
         let layout = match &description.strides {
             Some(strides) if !is_contiguous(&description) => {
                 let layout = Layout::new(&description.shape, strides, item_bytes);
-                Some(layout.map_err(|error| refuse(&error.to_string()))?)
+                Some(Box::new(layout.map_err(|error| refuse(&error.to_string()))?))
             }
             _ => None,
         };
@@ -85,13 +82,13 @@ impl Buffer {
             Some(layout) => (address.wrapping_sub(layout.offset()), layout.extent_bytes()),
             None => (address, byte_count),
         };
-        Ok(Self { address, byte_count, dtype, shape, read_only, gpu, layout, _owner: owner })
+        Ok(Self { lent: Lent { address, byte_count, gpu, layout }, dtype, shape, read_only, _owner: owner })
     }
 
     /// Takes `given` for reading, if its elements follow each other.
     pub(crate) fn contiguous(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = Self::for_reading(argument, given, None)?;
-        if buffer.layout.is_some() {
+        if buffer.lent.layout.is_some() {
             let reason = "must be C-contiguous; pass numpy.ascontiguousarray(array)";
             return Err(invalid(given.py(), argument, given, reason));
         }
@@ -118,7 +115,7 @@ impl Buffer {
 
     /// Whether it is in a GPU's memory.
     pub(crate) fn is_on_gpu(&self) -> bool {
-        self.gpu.is_some()
+        self.lent.gpu.is_some()
     }
 
     /// The extent of each dimension; empty for a 0-d array.
@@ -126,23 +123,14 @@ impl Buffer {
         &self.shape
     }
 
-    fn lent(&self) -> Lent {
-        Lent {
-            address: self.address,
-            byte_count: self.byte_count,
-            gpu: self.gpu,
-            layout: self.layout.clone(),
-        }
-    }
-
     /// The bytes, for reading: those between elements of a strided array are never touched. None are on a GPU.
     pub(crate) fn span(&self) -> Span<'_> {
-        if self.gpu.is_some() {
+        if self.is_on_gpu() {
             return Span::empty();
         }
         // SAFETY: the owner keeps `byte_count` bytes readable while it lives, or those of them that are elements of the
         // layout, which the borrow of self outlasts. Other Python threads may write them, as `from_raw` allows.
-        unsafe { Span::from_raw(self.address as *const u8, self.byte_count) }
+        unsafe { Span::from_raw(self.lent.address as *const u8, self.lent.byte_count) }
     }
 }
 
@@ -161,11 +149,13 @@ pub(crate) struct Loan {
 }
 
 /// An array without what keeps it.
+#[derive(Clone)]
 struct Lent {
     address: usize,
     byte_count: usize,
     gpu: Option<Gpu>,
-    layout: Option<Layout>,
+    /// Where the elements lie from `address` on; `None` where they follow each other.
+    layout: Option<Box<Layout>>,
 }
 
 /// The arrays of a call as the core takes them.
@@ -185,8 +175,8 @@ struct Held {
 impl Loan {
     /// What is written was taken for writing.
     pub(crate) fn new(py: Python<'_>, arrays: Vec<Pair>) -> PyResult<Self> {
-        let pair =
-            |(input, output): &Pair| (input.as_ref().map(Buffer::lent), output.as_ref().map(Buffer::lent));
+        let lent = |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.lent.clone());
+        let pair = |(input, output): &Pair| (lent(input), lent(output));
         Ok(Self { arrays: arrays.iter().map(pair).collect(), _held: Py::new(py, Held { _arrays: arrays })? })
     }
 
@@ -219,48 +209,35 @@ unsafe fn spans_of<'a>(input: Option<&'a Lent>, output: Option<&'a Lent>) -> Spa
         input: input.filter(of_host).map(read),
         output: output.filter(of_host).map_or(SpanMut::empty(), write),
         gpu: is_on_gpu.then_some(arrays),
-        layouts: [input, output].map(|lent| lent.and_then(|lent| lent.layout.as_ref())),
+        layouts: [input, output].map(|lent| lent.and_then(|lent| lent.layout.as_deref())),
     }
 }
 
-/// A pair that stays with its caller, as it is lent.
-pub(crate) struct Stay {
-    lent: (Option<Lent>, Option<Lent>),
-    _pair: Pair,
-}
-
-impl Stay {
-    /// What is written was taken for writing.
-    pub(crate) fn new(pair: Pair) -> Self {
-        Self { lent: (pair.0.as_ref().map(Buffer::lent), pair.1.as_ref().map(Buffer::lent)), _pair: pair }
-    }
-
-    /// The bytes to read and those to write.
-    pub(crate) fn spans(&mut self) -> Spans<'_> {
-        // SAFETY: the pair is held by `self`, which the borrow outlasts; only what was taken for writing is an output.
-        unsafe { spans_of(self.lent.0.as_ref(), self.lent.1.as_ref()) }
-    }
+/// The bytes to read and those to write of a pair that stays with its caller; what is written was taken for writing.
+pub(crate) fn spans((input, output): &mut Pair) -> Spans<'_> {
+    // SAFETY: the pair keeps the arrays, which the borrow of it outlasts; only what was taken for writing is an output.
+    unsafe { spans_of(input.as_ref().map(|buffer| &buffer.lent), output.as_ref().map(|buffer| &buffer.lent)) }
 }
 
 /// Asks the protocols one after the other; the first that an object has decides.
 fn take(argument: &str, given: &Bound<'_, PyAny>, mesh: Option<&Mesh>) -> PyResult<(Owner, Description)> {
     let py = given.py();
-    if let (Some(mesh), Ok(array)) = (mesh, given.cast::<Array>())
-        && let Some(description) = array.get().on_gpu().map_err(|error| to_python(py, &error))?
-    {
-        if let Some(gpu) = description.gpu {
-            stream_of(py, mesh, gpu)?;
+    if let Ok(array) = given.cast::<Array>() {
+        let description = array.get().describe().map_err(|error| to_python(py, &error))?;
+        match (mesh, description.gpu) {
+            (_, None) => return Ok((Box::new(given.clone().unbind()), description)),
+            (Some(mesh), Some(gpu)) => {
+                stream_of(py, mesh, gpu)?;
+                return Ok((Box::new(given.clone().unbind()), description));
+            }
+            // What reads host memory alone asks on, and is told why not.
+            (None, Some(_)) => {}
         }
-        return Ok((Box::new(given.clone().unbind()), description));
     }
     let refused = match PyView::of(given) {
         Ok(view) => {
-            let mut description = view.describe().map_err(|reason| invalid(py, argument, given, &reason))?;
-            // A view has no format for bfloat16, which an array of ours may hold.
-            if let Ok(array) = given.cast::<Array>() {
-                description.dtype = array.get().elements();
-            }
-            return Ok((Box::new(view), description));
+            let description = view.describe().map_err(|reason| invalid(py, argument, given, &reason))?;
+            return Ok((view, description));
         }
         Err(refused) => refused,
     };
@@ -311,23 +288,28 @@ fn attribute<'py>(
 /// Whether elements follow each other in the order of C; the stride of a dimension with one element says nothing.
 pub(crate) fn is_contiguous(description: &Description) -> bool {
     let Some(strides) = &description.strides else { return true };
-    if description.shape.contains(&0) {
-        return true;
-    }
-    let mut expected = description.dtype.size_bytes() as isize;
+    let item_bytes = description.dtype.size_bytes();
     strides.len() == description.shape.len()
-        && description.shape.iter().zip(strides).rev().all(|(extent, stride)| {
-            let fits = *extent == 1 || *stride == expected;
+        && follow_each_other(item_bytes, &description.shape, strides.iter().copied())
+}
+
+/// The same of extents and as many strides.
+fn follow_each_other(
+    item_bytes: usize,
+    shape: &[usize],
+    strides: impl DoubleEndedIterator<Item = isize>,
+) -> bool {
+    let mut expected = item_bytes as isize;
+    shape.contains(&0)
+        || shape.iter().rev().zip(strides.rev()).all(|(extent, stride)| {
+            let fits = *extent == 1 || stride == expected;
             expected = expected.saturating_mul(*extent as isize);
             fits
         })
 }
 
 /// A view of an object with the buffer protocol, given back when this is dropped.
-pub(crate) struct PyView(
-    // Boxed, since an exporter may let `shape` point into the view itself.
-    Box<ffi::Py_buffer>,
-);
+pub(crate) struct PyView(ffi::Py_buffer);
 
 // SAFETY: the view's memory stays valid wherever the value is, since the exporter is held by `obj`; it is given back
 // only while attached to the interpreter (see Drop).
@@ -336,13 +318,14 @@ unsafe impl Send for PyView {}
 unsafe impl Sync for PyView {}
 
 impl PyView {
-    /// Asks for a view with shape, strides and format.
-    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = Box::new(ffi::Py_buffer::new());
+    /// Asks for a view with shape, strides and format. It stays where it is: an exporter may let `shape` point into it.
+    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Box<Self>> {
+        let mut view = Box::new(Self(ffi::Py_buffer::new()));
         // SAFETY: attached, `given` is alive, and `view` is an empty buffer at an address that stays.
         let status =
-            unsafe { ffi::PyObject_GetBuffer(given.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) };
-        if status == 0 { Ok(Self(view)) } else { Err(PyErr::fetch(given.py())) }
+            unsafe { ffi::PyObject_GetBuffer(given.as_ptr(), &raw mut view.0, ffi::PyBUF_RECORDS_RO) };
+        // One that was not filled has no exporter, and nothing is given back.
+        if status == 0 { Ok(view) } else { Err(PyErr::fetch(given.py())) }
     }
 
     pub(crate) fn byte_count(&self) -> usize {
@@ -366,11 +349,14 @@ impl PyView {
         };
         let shape = if view.shape.is_null() {
             // Allowed for one dimension of plain bytes.
-            vec![self.byte_count() / dtype.size_bytes()]
+            Shape::from(std::iter::once(self.byte_count() / dtype.size_bytes()))
         } else {
-            numbers(view.shape).map(|extent| usize::try_from(extent).unwrap_or(0)).collect()
+            Shape::from(numbers(view.shape).map(|extent| usize::try_from(extent).unwrap_or(0)))
         };
-        let strides = (!view.strides.is_null()).then(|| numbers(view.strides).collect());
+        let follows = || {
+            shape.len() == dimensions && follow_each_other(dtype.size_bytes(), &shape, numbers(view.strides))
+        };
+        let strides = (!view.strides.is_null() && !follows()).then(|| numbers(view.strides).collect());
         let (address, read_only) = (view.buf as usize, view.readonly != 0);
         Ok(Description { address, dtype, shape, strides, read_only, gpu: None })
     }
@@ -381,7 +367,7 @@ impl Drop for PyView {
         // After the interpreter's end there is nothing to give back to.
         Python::try_attach(|_| {
             // SAFETY: attached, and the view was filled by GetBuffer and is given back only here.
-            unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+            unsafe { ffi::PyBuffer_Release(&raw mut self.0) };
         });
     }
 }

@@ -287,7 +287,7 @@ fn describe(view: &TensorView, flags: u64) -> Result<Description, String> {
         .ok_or("has an offset beyond its memory")?;
     // A copy may be read; what is written to it would be lost.
     let read_only = flags & (READ_ONLY | IS_COPIED) != 0;
-    Ok(Description { address, dtype, shape, strides, read_only, gpu: None })
+    Ok(Description { address, dtype, shape: shape.into_iter().into(), strides, read_only, gpu: None })
 }
 
 /// What an array gives away: its memory, what keeps it, and what a consumer may do.

@@ -38,7 +38,10 @@ pub(crate) fn take(
     if let Ok((address, read_only)) = data.extract::<(usize, bool)>() {
         // The object keeps the memory; what made the description may keep something too.
         let owner = Box::new((given.clone().unbind(), interface.clone().unbind()));
-        return Ok((owner, Description { address, dtype, shape, strides, read_only, gpu: None }));
+        return Ok((
+            owner,
+            Description { address, dtype, shape: shape.into_iter().into(), strides, read_only, gpu: None },
+        ));
     }
     let view = PyView::of(&data).map_err(|_| malformed("data"))?;
     let bytes = view.describe().map_err(|_| malformed("data"))?;
@@ -61,7 +64,7 @@ pub(crate) fn take(
         return Err(malformed("data"));
     }
     let (address, read_only) = (bytes.address + offset, bytes.read_only);
-    Ok((Box::new(view), Description { address, dtype, shape, strides, read_only, gpu: None }))
+    Ok((view, Description { address, dtype, shape: shape.into_iter().into(), strides, read_only, gpu: None }))
 }
 
 /// Reads the `__cuda_array_interface__` of an object that has one; also gives the stream to wait for, if there is one.
@@ -115,7 +118,11 @@ pub(crate) fn take_of_gpu(
         return Err(refuse(reason));
     };
     let owner = Box::new((given.clone().unbind(), interface.clone().unbind()));
-    Ok((owner, Description { address, dtype, shape, strides, read_only, gpu: Some(gpu) }, stream))
+    Ok((
+        owner,
+        Description { address, dtype, shape: shape.into_iter().into(), strides, read_only, gpu: Some(gpu) },
+        stream,
+    ))
 }
 
 /// The element type that a text such as `<f4` means, or why there is none.

@@ -20,6 +20,7 @@ mod optimizer;
 mod options;
 mod progress;
 mod report;
+mod shape;
 mod site;
 mod structseq;
 mod topology;

@@ -10,7 +10,7 @@ use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Progress};
 
 use crate::argument;
-use crate::buffer::{Buffer, Loan, Pair, Spans, Stay, same_dtype};
+use crate::buffer::{self, Buffer, Loan, Pair, Spans, same_dtype};
 use crate::error::{invalid, to_python};
 use crate::interrupt::blocking;
 use crate::progress::Report;
@@ -71,13 +71,6 @@ enum Arrays {
     List(Vec<Pair>),
 }
 
-/// The same, with the types of their elements, as they are lent to a call.
-#[allow(clippy::large_enum_variant, reason = "small calls must not allocate")]
-enum Stays {
-    One(Dtype, Stay),
-    Many(Vec<(Dtype, Stay)>),
-}
-
 /// A call without its arrays.
 struct Form {
     verb: Verb,
@@ -100,6 +93,10 @@ impl Form {
         let (reproducible, tag) = (self.reproducible, self.tag);
         let call = Call::new(self.verb, dtype, self.op, self.root, input, output);
         Call { gpu, counts, receive_counts, input_layout, output_layout, reproducible, tag, progress, ..call }
+    }
+
+    fn call_on<'a>(&'a self, pair: &'a mut Pair, progress: Option<Progress<'a>>) -> Call<'a> {
+        self.call(dtype_of(pair), buffer::spans(pair), progress)
     }
 }
 
@@ -157,24 +154,16 @@ impl<'a, 'py> Request<'a, 'py> {
 
     /// Runs it to its end.
     pub(crate) fn run(self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<()> {
-        let Arguments { form, arrays, deadline, report } = self.arguments(py, mesh)?;
-        // They are given back here, attached, and not by the call.
-        let mut stays = match arrays {
-            Arrays::Pair(pair) => Stays::One(dtype_of(&pair), Stay::new(pair)),
-            Arrays::List(pairs) => {
-                Stays::Many(pairs.into_iter().map(|pair| (dtype_of(&pair), Stay::new(pair))).collect())
-            }
-        };
+        // The arrays are given back here, attached, and not by the call.
+        let Arguments { form, mut arrays, deadline, report } = self.arguments(py, mesh)?;
         let tell = |done, total| report.iter().for_each(|report| report.tell(done, total));
         let result = blocking(py, |interrupt| {
             let deadline = interrupt.map_or(deadline, |interrupt| deadline.interruptible(interrupt));
             let progress = report.as_ref().map(|_| Progress::new(&tell));
-            match &mut stays {
-                Stays::One(dtype, stay) => mesh.run(form.call(*dtype, stay.spans(), progress), &deadline),
-                Stays::Many(stays) => {
-                    let calls = stays
-                        .iter_mut()
-                        .map(|(dtype, stay)| form.call(*dtype, stay.spans(), progress.clone()));
+            match &mut arrays {
+                Arrays::Pair(pair) => mesh.run(form.call_on(pair, progress), &deadline),
+                Arrays::List(pairs) => {
+                    let calls = pairs.iter_mut().map(|pair| form.call_on(pair, progress.clone()));
                     mesh.run_many(form.verb, calls.collect(), &deadline)
                 }
             }

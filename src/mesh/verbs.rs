@@ -90,7 +90,7 @@ impl Mesh {
     /// Hands a call whose arrays are contiguous to the group.
     pub(super) fn to_group(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         call.kernels = self.executor().kernels();
-        let call = self.one_sided(call)?;
+        self.make_one_sided(&mut call)?;
         if matches!(call.verb, Verb::Send | Verb::Receive) {
             return self.communicator().run(call, deadline);
         }
@@ -101,7 +101,7 @@ impl Mesh {
     }
 
     /// Leaves a member only the arrays that it has a use for: on a mesh all members may give the same ones.
-    fn one_sided<'a>(&self, mut call: Call<'a>) -> Result<Call<'a>> {
+    fn make_one_sided(&self, call: &mut Call<'_>) -> Result<()> {
         let is_root = call.root == self.index();
         match call.verb {
             // A group broadcasts in place: what the root gives goes to its output first.
@@ -121,7 +121,7 @@ impl Mesh {
             Verb::Scatter if !is_root => call.input = None,
             _ => {}
         }
-        Ok(call)
+        Ok(())
     }
 
     /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.

@@ -124,6 +124,28 @@ impl Party {
         error
     }
 
+    /// A wait that timed out, with the files that may have been in its way.
+    fn explain(&self, error: Error, attempt: Option<&Attempt>) -> Error {
+        // How many are told.
+        const TOLD: usize = 4;
+        match error {
+            // What another member told has its own files.
+            Error::TimedOut { phase, waited, missing } if self.reason.borrow().is_none() => {
+                let mut found = self.job.obstacles();
+                found.extend(attempt.map(|attempt| attempt.obstacles(&self.own)).unwrap_or_default());
+                let more = found.len().saturating_sub(TOLD);
+                found.truncate(TOLD);
+                let phase = match (found.is_empty(), more) {
+                    (true, _) => phase,
+                    (false, 0) => format!("{phase}, hindered by {},", found.join(", ")),
+                    (false, more) => format!("{phase}, hindered by {} and {more} more,", found.join(", ")),
+                };
+                Error::TimedOut { phase, waited, missing }
+            }
+            other => other,
+        }
+    }
+
     /// Ends the decision `number` for all because of `error`, or obeys the decision that is there.
     fn give_up(
         &self,
@@ -189,10 +211,11 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
     let mut party = Party::open(ground, meeting, deadline)?;
     let (formed, attempt) = if meeting.index == 0 {
         match leader::claim(&mut party, deadline) {
-            Err(error) => (Err(error), None),
+            Err(error) => (Err(party.explain(error, None)), None),
             Ok(attempt) => {
-                let formed = leader::lead(&party, &attempt, deadline)
-                    .or_else(|error| resume(&party, &attempt, error, deadline));
+                let formed = leader::lead(&party, &attempt, deadline).or_else(|error| {
+                    resume(&party, &attempt, party.explain(error, Some(&attempt)), deadline)
+                });
                 (formed, Some(attempt))
             }
         }
@@ -201,8 +224,10 @@ fn meet_on(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) 
         let followed = member::follow(&mut party, &mut following, deadline);
         let attempt = following.map(|following| following.attempt);
         let formed = match (followed, &attempt) {
-            (Err(error), Some(attempt)) => resume(&party, attempt, error, deadline),
-            (followed, _) => followed,
+            (Err(error), Some(attempt)) => {
+                resume(&party, attempt, party.explain(error, Some(attempt)), deadline)
+            }
+            (followed, _) => followed.map_err(|error| party.explain(error, None)),
         };
         (formed, attempt)
     };
@@ -430,7 +455,10 @@ impl Exchange for Met {
         let stage = Stage::Phase(number, phase).name();
         let settled = insist(deadline, &stage, || self.attempt.published.create(&name, &bytes))
             .and_then(|_| self.settle(number, phase, deadline));
-        settled.or_else(|error| self.party.give_up(&self.attempt, number, error, deadline))
+        settled.or_else(|error| {
+            let error = self.party.explain(error, Some(&self.attempt));
+            self.party.give_up(&self.attempt, number, error, deadline)
+        })
     }
 
     fn give_up(&mut self, reason: &Error) {

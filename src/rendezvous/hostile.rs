@@ -28,6 +28,18 @@ pub fn read(bytes: &[u8]) -> Vec<Introduction> {
     found
 }
 
+/// Reads `bytes` as what one member says of itself: its introduction, or its registration and the survey of its machine.
+#[must_use]
+pub fn read_member(bytes: &[u8]) -> Option<Introduction> {
+    let registered = || {
+        let (registration, survey) =
+            serde_json::from_slice::<(Registration, serde_json::Value)>(bytes).ok()?;
+        let surveys = [(registration.survey.clone(), survey)].into();
+        Proposal { registrations: vec![registration], surveys }.introduction(0)
+    };
+    serde_json::from_slice(bytes).ok().or_else(registered)
+}
+
 fn read_payload(bytes: &[u8]) -> Vec<Introduction> {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = split_name(text);
@@ -104,6 +116,29 @@ mod tests {
         let proposal = Proposal { registrations, surveys };
         let stored = if is_compact { stored::encode(&proposal) } else { serde_json::to_vec(&proposal) };
         stored.expect("text")
+    }
+
+    #[test]
+    fn a_member_is_read_in_both_forms() {
+        let proposal = stored::decode(&proposal(true)).expect("whole");
+        let introduction = proposal.introduction(2).expect("whole");
+        let registration = &proposal.registrations[2];
+        let registered = serde_json::to_vec(&(registration, &proposal.surveys[&registration.survey]));
+        for bytes in [serde_json::to_vec(&introduction), registered] {
+            assert_eq!(read_member(&bytes.expect("text")), Some(introduction.clone()));
+        }
+        assert_eq!(read_member("[".repeat(100_000).as_bytes()), None);
+    }
+
+    #[test]
+    fn the_seeds_of_the_fuzz_targets_are_read() {
+        for seed in [
+            include_bytes!("../../fuzz/seeds/member/introduction.json").as_slice(),
+            include_bytes!("../../fuzz/seeds/member/registration.json"),
+        ] {
+            assert_eq!(read_member(seed).map(|found| found.survey.gpus.len()), Some(2));
+        }
+        assert_eq!(read(include_bytes!("../../fuzz/seeds/roster/proposal.json")).len(), 2);
     }
 
     #[test]

@@ -236,19 +236,57 @@ impl Folder {
             tracing::debug!(path = %self.path.join(name).display(), "not a record of this user; ignored");
             return Ok(None);
         }
-        let mut bytes = vec![0; byte_count];
-        let mut filled = 0;
-        while filled < byte_count {
-            match rustix::io::read(&file, &mut bytes[filled..]) {
+        // The header first: what is large and no record costs no memory, however often it is looked at.
+        let Some(mut bytes) = settled(self.read_on(&file, name, Vec::new(), byte_count.min(HEADER_BYTES)))?
+        else {
+            return Ok(None);
+        };
+        if Header::parse(&bytes).is_some_and(|header| header.total() == Some(byte_count)) {
+            let Some(whole) = settled(self.read_on(&file, name, bytes, byte_count))? else { return Ok(None) };
+            bytes = whole;
+        }
+        count(|counts| counts.bytes_read += bytes.len() as u64);
+        Ok(unframe(bytes))
+    }
+
+    /// Reads on until there are so many bytes, or no more.
+    fn read_on(&self, file: &OwnedFd, name: &str, mut bytes: Vec<u8>, total: usize) -> Result<Vec<u8>> {
+        let mut filled = bytes.len();
+        bytes.resize(total, 0);
+        while filled < total {
+            match rustix::io::read(file, &mut bytes[filled..]) {
                 Ok(0) => break,
                 Ok(more) => filled += more,
                 Err(Errno::INTR) => {}
-                Err(errno) => return settled(Err(self.failed(name, "read", errno))),
+                Err(errno) => return Err(self.failed(name, "read", errno)),
             }
         }
         bytes.truncate(filled);
-        count(|counts| counts.bytes_read += filled as u64);
-        Ok(unframe(bytes))
+        Ok(bytes)
+    }
+
+    /// What is under a name that is no record which this user wrote, in words; `None` for a record, and where nothing is.
+    #[must_use]
+    pub fn objection(&self, name: &str) -> Option<String> {
+        let status = fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let kind = match FileType::from_raw_mode(status.st_mode) {
+            FileType::RegularFile => None,
+            FileType::Symlink => Some("a symbolic link"),
+            FileType::Fifo => Some("a named pipe"),
+            FileType::Directory => Some("a folder"),
+            FileType::Socket => Some("a socket"),
+            FileType::CharacterDevice | FileType::BlockDevice => Some("a device"),
+            FileType::Unknown => Some("of no known kind"),
+        };
+        if kind.is_some() {
+            return kind.map(str::to_owned);
+        }
+        if status.st_uid != rustix::process::geteuid().as_raw() {
+            return Some(format!("a file of user {}", status.st_uid));
+        }
+        let byte_count = usize::try_from(status.st_size).unwrap_or(usize::MAX);
+        let whole = self.read(name, byte_count).ok()?;
+        whole.is_none().then(|| format!("{byte_count} bytes that are no whole record"))
     }
 
     /// Writes a record under its name, at once and whole; `false` if the name was taken.
@@ -369,15 +407,35 @@ impl Folder {
     }
 }
 
+/// The first line of a record.
+struct Header {
+    /// How many bytes it has, with its end.
+    own: usize,
+    payload: usize,
+    checksum: u32,
+}
+
+impl Header {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().take(HEADER_BYTES).position(|byte| *byte == b'\n')?;
+        let header = std::str::from_utf8(&bytes[..end]).ok()?;
+        let mut fields = header.strip_prefix(HEADER)?.split_ascii_whitespace();
+        let payload = fields.next()?.parse().ok()?;
+        let checksum = u32::from_str_radix(fields.next()?, 16).ok()?;
+        Some(Self { own: end + 1, payload, checksum })
+    }
+
+    /// How many bytes the whole record has.
+    fn total(&self) -> Option<usize> {
+        self.own.checked_add(self.payload)
+    }
+}
+
 /// The payload of a whole record.
 pub(crate) fn unframe(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
-    let end = bytes.iter().take(HEADER_BYTES).position(|byte| *byte == b'\n')?;
-    let header = std::str::from_utf8(&bytes[..end]).ok()?;
-    let mut fields = header.strip_prefix(HEADER)?.split_ascii_whitespace();
-    let length: usize = fields.next()?.parse().ok()?;
-    let checksum = u32::from_str_radix(fields.next()?, 16).ok()?;
-    let payload = bytes.split_off(end + 1);
-    (payload.len() == length && crc32fast::hash(&payload) == checksum).then_some(payload)
+    let header = Header::parse(&bytes)?;
+    let payload = bytes.split_off(header.own);
+    (payload.len() == header.payload && crc32fast::hash(&payload) == header.checksum).then_some(payload)
 }
 
 #[cfg(test)]
@@ -431,9 +489,30 @@ mod tests {
         symlink("/dev/zero", inner.join("device")).expect("linked");
         let mode = Mode::RUSR | Mode::WUSR;
         fs::mknodat(fs::CWD, inner.join("pipe"), FileType::Fifo, mode, 0).expect("piped");
-        for name in ["cut", "garbage", "huge", "folder", "link", "device", "pipe"] {
+        for (name, what) in [
+            ("cut", "26 bytes that are no whole record"),
+            ("garbage", "300 bytes that are no whole record"),
+            ("huge", "100000 bytes that are no whole record"),
+            ("folder", "a folder"),
+            ("link", "a symbolic link"),
+            ("device", "a symbolic link"),
+            ("pipe", "a named pipe"),
+        ] {
             assert_eq!(folder.read(name, 1000).expect("no error"), None, "{name}");
+            assert_eq!(folder.objection(name).as_deref(), Some(what), "{name}");
         }
+        // So large a file, of zeros or with the first line of a small record, is never read whole.
+        for start in ["", "uform 1 100 00000000\n"] {
+            std::fs::write(inner.join("vast"), start).expect("written");
+            let file = std::fs::File::options().write(true).open(inner.join("vast")).expect("there");
+            file.set_len(1 << 40).expect("sparse");
+            let before = counts().bytes_read;
+            assert_eq!(folder.read("vast", usize::MAX - HEADER_BYTES).expect("no error"), None);
+            assert!(counts().bytes_read - before <= HEADER_BYTES as u64);
+            assert!(folder.objection("vast").is_some());
+        }
+        assert!(folder.create("record", b"one").expect("created"));
+        assert_eq!((folder.objection("record"), folder.objection("absent")), (None, None));
         std::fs::remove_dir_all(path).expect("removed");
     }
 

@@ -278,6 +278,182 @@ fn hostile_files_do_not_stop_a_meeting() {
     });
 }
 
+/// Puts something that is no record under a name.
+fn obstruct(path: &Path, kind: &str) {
+    let made = match kind {
+        "vast" => std::fs::File::create(path).and_then(|file| file.set_len(1 << 40)),
+        "truncated" => std::fs::write(path, "uform 1 4000 00000000\n{"),
+        "deep" => {
+            let text = "[".repeat(100_000);
+            let header = format!("uform 1 {} {:08x}\n", text.len(), crc32fast::hash(text.as_bytes()));
+            std::fs::write(path, header + &text)
+        }
+        "link" => symlink("/dev/zero", path),
+        "pipe" => rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RUSR).map_err(Into::into),
+        "folder" => std::fs::create_dir(path),
+        "device" => {
+            let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::RUSR);
+            // The device of zeros, or a pipe where only root may make one.
+            let made = rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, rustix::fs::makedev(1, 5));
+            made.or_else(|_| rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)).map_err(Into::into)
+        }
+        other => panic!("{other}"),
+    };
+    made.expect("ours");
+}
+
+const HOSTILE: [&str; 7] = ["vast", "truncated", "deep", "link", "pipe", "folder", "device"];
+
+/// Does something for each kind of hostile file, side by side.
+fn for_each_kind(role: impl Fn(&str) + Sync) {
+    std::thread::scope(|scope| {
+        let role = &role;
+        let threads = HOSTILE.map(|kind| scope.spawn(move || role(kind)));
+        for (thread, kind) in threads.into_iter().zip(HOSTILE) {
+            assert!(thread.join().is_ok(), "{kind}");
+        }
+    });
+}
+
+#[test]
+fn hostile_files_of_each_kind_before_a_meeting_do_not_stop_it() {
+    for_each_kind(|kind| {
+        let folder = Folder::new();
+        let job = folder.path().join("uform-job");
+        for path in ["", "leader", "waiting", "attempt-4-x", "attempt-4-x/members"] {
+            std::fs::create_dir(job.join(path)).expect("made");
+            let private = std::fs::Permissions::from_mode(0o700);
+            std::fs::set_permissions(job.join(path), private).expect("set");
+        }
+        for name in
+            ["leader/3", "leader/dead-1", "leader/challenge-4-x", "waiting/1-x", "attempt-4-x/members/1-x"]
+        {
+            obstruct(&job.join(name), kind);
+        }
+        members(&[0, 1], |index| {
+            let deadline = Deadline::after(Duration::from_secs(60));
+            let mut exchange = meet(&folder, "job", index, 2, &deadline).expect("met");
+            exchange.exchange("ready", b"", &deadline).expect("exchanged");
+            exchange.close();
+        });
+    });
+}
+
+#[test]
+fn hostile_files_in_the_way_of_a_meeting_are_named_at_the_deadline() {
+    for_each_kind(|kind| {
+        // A roster, a decision, a later claim, and what a member is about to publish.
+        for name in ["decision/roster", "decision/0", "../leader/9", "published/1-1"] {
+            is_named_at_the_deadline(kind, name);
+        }
+    });
+}
+
+/// A hostile file of this kind and name, relative to the attempt, is named by both members of a run at their deadline.
+fn is_named_at_the_deadline(kind: &str, name: &str) {
+    let timeout = Duration::from_secs(3);
+    let folder = Folder::new();
+    let argument = format!("timeout={}", timeout.as_secs());
+    let run = start(folder.path(), &[0], 2, &argument);
+    let end = Instant::now() + Duration::from_secs(30);
+    let attempt = loop {
+        // The last of its folders that the leader makes is there once it leads.
+        let names = entries(folder.path());
+        if let Some(claim) = names.iter().find(|name| name.contains("/members/0-")) {
+            let members = folder.path().join(claim);
+            break members.ancestors().nth(2).expect("an attempt").to_owned();
+        }
+        assert!(Instant::now() < end, "nobody leads");
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    obstruct(&attempt.join(name), kind);
+    let started = Instant::now();
+    let other = start(folder.path(), &[1], 2, &argument);
+    let outcomes = run.finish().into_iter().chain(other.finish()).collect::<Vec<_>>();
+    assert!(started.elapsed() < 3 * timeout, "{kind} as {name}: {:?}", started.elapsed());
+    let file = name.rsplit_once('/').map_or(name, |(_, file)| file);
+    for outcome in &outcomes {
+        let text = &outcome.output;
+        let is_named = text.contains(&format!("/{file} (")) || text.contains(&format!("/{file} is"));
+        assert!(!outcome.succeeded() && is_named, "{kind} as {name}\n{}", harness::transcript(&outcomes));
+    }
+}
+
+/// The records below `path` that hold a key: decisions of meetings.
+fn decisions(path: &Path) -> Vec<Vec<u8>> {
+    let names = entries(path).into_iter().filter(|name| name.ends_with("/decision/0"));
+    names.map(|name| std::fs::read(path.join(name)).expect("ours")).collect()
+}
+
+#[test]
+fn who_reads_the_parent_folder_reads_nothing_of_a_run() {
+    let folder = Folder::new();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
+    let mut run = start(folder.path(), &[0, 1], 2, "stop=met");
+    wait_for_all(&mut run, 2, "met");
+    let names = entries(folder.path());
+    assert!(names.iter().any(|name| name.ends_with("/decision/0")), "{names:?}");
+    for name in &names {
+        let status = std::fs::symlink_metadata(folder.path().join(name)).expect("they stand still");
+        let wanted = if status.is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(status.permissions().mode() & 0o777, wanted, "{name}");
+    }
+    if rustix::process::geteuid().is_root() {
+        // Another user sees the job's name, and cannot enter.
+        let job = folder.path().join("uform-job");
+        for words in
+            [["ls", job.to_str().expect("text")], ["cat", job.join("leader/1").to_str().expect("text")]]
+        {
+            let mut command = std::process::Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).args(words).env("LC_ALL", "C");
+            let output = command.output().expect("setpriv is there");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && text.contains("Permission denied"), "{text}");
+        }
+    } else {
+        println!("not run: another user, since only root can become one");
+    }
+    (0..2).for_each(|position| run.kill(position));
+    run.finish();
+}
+
+#[test]
+fn a_copied_roster_of_an_older_run_is_no_way_into_the_next() {
+    let (folder, copy) = (Folder::new(), Folder::new());
+    let copied = |from: &Path, to: &Path| {
+        let mut command = std::process::Command::new("cp");
+        let status = command.args(["-a", "-T"]).args([from, to]).status().expect("cp is there");
+        assert!(status.success());
+    };
+    let mut run = start(folder.path(), &[0, 1], 2, "stop=met");
+    wait_for_all(&mut run, 2, "met");
+    copied(folder.path(), copy.path());
+    (0..2).for_each(|position| run.kill(position));
+    run.finish();
+    forms(folder.path(), 2);
+    let old = decisions(copy.path());
+    assert_eq!(old.len(), 1);
+    // Put back before the next run begins, and while it has met.
+    for is_early in [true, false] {
+        if is_early {
+            copied(copy.path(), folder.path());
+        }
+        let mut run = start(folder.path(), &[0, 1], 2, "stop=met");
+        wait_for_all(&mut run, 2, "met");
+        if !is_early {
+            // Beside the leader's own claim, which has the same number.
+            let attempts = entries(copy.path()).into_iter().filter(|name| name.matches('/').count() == 1);
+            let attempt = attempts.into_iter().find(|name| name.contains("/attempt-")).expect("one");
+            copied(&copy.path().join(&attempt), &folder.path().join(&attempt));
+        }
+        let now = decisions(folder.path()).into_iter().filter(|one| !old.contains(one)).collect::<Vec<_>>();
+        assert_eq!(now.len(), 1, "a run has a key of its own: {:?}", entries(folder.path()));
+        (0..2).for_each(|position| run.kill(position));
+        run.finish();
+        forms(folder.path(), 2);
+    }
+}
+
 #[test]
 fn folders_that_cannot_be_trusted_are_refused() {
     let folder = Folder::new();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::error::{Missing, Result};
+use crate::error::{Error, Missing, Result};
 use crate::rendezvous::record::{
     self, Identity, Life, OUTCOME_LIMIT, Outcome, Proposal, Registration, split_name,
 };
@@ -11,7 +11,7 @@ use crate::sys::Deadline;
 use crate::sys::file;
 
 use super::ground::{Folder, Own};
-use super::job::{ATTEMPT, Job, read_as};
+use super::job::{ATTEMPT, Job, read_as, unreadable};
 
 pub(super) const ROSTER: &str = "roster";
 /// The number of the decision that commits the roster; phases follow.
@@ -106,7 +106,7 @@ impl Attempt {
     /// Creates the decision `number`, or obeys the one that is there: gives the one that counts.
     ///
     /// What fails for now is tried again some times, with `pause` between. `None` if the attempt has been removed, or
-    /// its decision cannot be read.
+    /// its decision cannot be read; `Corrupt` where something else has its name.
     pub(super) fn decide(
         &self,
         number: usize,
@@ -130,7 +130,42 @@ impl Attempt {
             }
             pause();
         }
-        Ok(None)
+        if !is_taken {
+            return Ok(None);
+        }
+        let what = match self.decision.read(&name, OUTCOME_LIMIT)? {
+            Some(bytes) => match record::decode_outcome(&bytes) {
+                None => Some("no decision".to_owned()),
+                found => return Ok(found),
+            },
+            None => self.decision.objection(&name),
+        };
+        what.map_or(Ok(None), |what| {
+            let reason = format!("has the name of a decision, and is {what}: remove the folder of the job");
+            Err(Error::Corrupt { path: self.decision.path().join(&name), offset: 0, reason })
+        })
+    }
+
+    /// The files in this attempt that nobody can read, for a message; who leads looks at those of all members.
+    pub(super) fn obstacles(&self, own: &Own) -> Vec<String> {
+        let names = self.decision.list().unwrap_or_default();
+        let mut found = unreadable(&self.decision, names, |name| match name.parse() {
+            Ok(number) => self.decided(number).is_ok_and(|found| found.is_some()),
+            Err(_) => name != ROSTER || self.proposal().is_ok_and(|found| found.is_some()),
+        });
+        if own.index == 0 {
+            let names = self.members.list().unwrap_or_default();
+            found.extend(unreadable(&self.members, names, |name| {
+                self.registration(name).is_ok_and(|found| found.is_some())
+            }));
+            let is_payload = |bytes: Option<Vec<u8>>| bytes.and_then(|bytes| record::decode_payload(&bytes));
+            let names = self.published.list().unwrap_or_default();
+            found.extend(unreadable(&self.published, names, |name| {
+                let limit = record::PAYLOAD_LIMIT + 4096;
+                self.published.read(name, limit).is_ok_and(|bytes| is_payload(bytes).is_some())
+            }));
+        }
+        found
     }
 
     /// The decision `number`, which a listing showed.

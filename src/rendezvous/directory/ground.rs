@@ -23,6 +23,7 @@ pub(super) trait Place: Debug + Send {
     fn make(&self, name: &str) -> Result<Folder>;
     fn list(&self) -> Result<Vec<String>>;
     fn read(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>>;
+    fn objection(&self, name: &str) -> Option<String>;
     fn create(&self, name: &str, payload: &[u8]) -> Result<bool>;
     fn remove(&self, name: &str);
     fn remove_hidden(&self);
@@ -80,6 +81,10 @@ impl Place for file::Folder {
 
     fn read(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>> {
         self.read(name, limit)
+    }
+
+    fn objection(&self, name: &str) -> Option<String> {
+        self.objection(name)
     }
 
     fn create(&self, name: &str, payload: &[u8]) -> Result<bool> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::ground::{Folder, Own};
 use crate::error::Result;
-use crate::rendezvous::record::{Claim, Identity, Life, Note, RECORD_LIMIT, Registration};
+use crate::rendezvous::record::{Claim, Identity, Life, Note, OUTCOME_LIMIT, RECORD_LIMIT, Registration};
 use crate::sys::Deadline;
 use crate::sys::file;
 
@@ -56,6 +56,12 @@ impl Job {
         Ok(None)
     }
 
+    /// The files among claims, questions and notes that nobody can read, for a message.
+    pub(super) fn obstacles(&self) -> Vec<String> {
+        let names = self.leader.list().unwrap_or_default();
+        unreadable(&self.leader, names, |name| author(&self.leader, name).is_ok_and(|found| found.is_some()))
+    }
+
     pub(super) fn post(&self, index: usize, note: &Note) -> Result<()> {
         if let Ok(bytes) = serde_json::to_vec(note) {
             self.leader.create(&format!("{NOTE}{index}"), &bytes)?;
@@ -69,6 +75,23 @@ impl Job {
         }
         Ok(())
     }
+}
+
+/// Those of `names` that cannot be read as what they are named, each with what it is.
+pub(super) fn unreadable(
+    folder: &Folder,
+    names: Vec<String>,
+    is_readable: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let unread = names.into_iter().filter(|name| !is_readable(name));
+    let described = unread.filter_map(|name| {
+        let is_whole = || folder.read(&name, OUTCOME_LIMIT).is_ok_and(|bytes| bytes.is_some());
+        // What was removed since the listing is in nobody's way.
+        let what =
+            folder.objection(&name).or_else(|| is_whole().then(|| "not what its name says".to_owned()))?;
+        Some(format!("{} ({what})", folder.path().join(name).display()))
+    });
+    described.collect()
 }
 
 /// The epochs claimed among `names`, ascending.

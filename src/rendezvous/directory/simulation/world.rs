@@ -500,6 +500,11 @@ impl Place for Open {
         Ok((bytes.len() <= limit).then(|| bytes.to_vec()))
     }
 
+    fn objection(&self, _name: &str) -> Option<String> {
+        // Nobody writes here but members.
+        None
+    }
+
     fn create(&self, name: &str, payload: &[u8]) -> Result<bool> {
         let private = format!(".{name}.{}", self.seat.nonce()?);
         {

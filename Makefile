@@ -165,6 +165,8 @@ test-mpi4py: $(BIN)/maturin
 	for case in before after handed; do \
 		timeout 120 mpirun.openmpi --oversubscribe --allow-run-as-root -n 4 $(MPI_PYTHON) tests/mpi/interop.py $$case; \
 	done; \
+	found=$$(timeout 120 mpirun.openmpi --oversubscribe --allow-run-as-root -n 1 $(MPI_PYTHON) -m uform doctor || true); \
+	grep -q 'MPI [0-9.]* (linked to) at .*/libmpi\.so' <<< "$$found" || { echo "$$found" >&2; exit 1; }; \
 	library=$$(ls /usr/lib/*/libmpich.so.12 2>/dev/null | head -n 1); \
 	if [ -n "$$library" ]; then \
 		mkdir -p $(TARGET)/openmpi/other && ln -sf $$library $(TARGET)/openmpi/other/libmpi.so.12; \

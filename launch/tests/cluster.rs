@@ -41,6 +41,54 @@ fn steps_of_srun_form_runs() {
 }
 
 #[test]
+fn allocations_and_batch_scripts_form_runs_of_what_is_started_in_them() {
+    let Some(cluster) = cluster() else { return };
+    let step = ["srun", "--ntasks-per-node=2", UFORM, "topology"];
+    let out = succeeded(&cluster.run(&[&["salloc", "-N3", "--ntasks-per-node=2"], &step[..]].concat()));
+    assert!(out.contains("6 processes, 3 hosts"), "{out}");
+    // Without srun there is one process, whatever the allocation says.
+    let out = succeeded(&cluster.run(&["salloc", "-N3", "--ntasks-per-node=2", UFORM, "topology"]));
+    assert!(out.contains("1 process"), "{out}");
+    let head = "#!/bin/bash\n#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n";
+    for (body, expected) in [
+        (
+            format!("srun --ntasks=3 --ntasks-per-node=1 {UFORM} launch -n 2 {UFORM} topology"),
+            "6 processes, 3 hosts",
+        ),
+        // The batch script itself runs on the first node alone.
+        (format!("{UFORM} launch -n 2 {UFORM} topology"), "2 processes, 1 host"),
+        (format!("{UFORM} topology"), "1 process"),
+    ] {
+        let out = batch(&cluster, &format!("{head}{body}\n"), &[]);
+        assert!(out.contains(expected), "{body}: {out}");
+    }
+}
+
+#[test]
+fn the_doctor_tells_what_each_task_was_told() {
+    let Some(cluster) = cluster() else { return };
+    let ended = cluster.run(&["srun", "-N3", "--ntasks-per-node=2", "-l", UFORM, "doctor"]);
+    let out = text(&ended.stdout);
+    for index in 0..6 {
+        let lines: Vec<&str> =
+            out.lines().filter_map(|line| line.strip_prefix(&format!("{index}: "))).collect();
+        for part in [
+            "srun, the first whose variables are complete and consistent".to_owned(),
+            format!("{index} of 6 (SLURM_PROCID"),
+            "3 (n1,n2,n3; SLURM_".to_owned(),
+            "unique to this start".to_owned(),
+            "other hosts could reach eth0 ".to_owned(),
+        ] {
+            assert!(lines.iter().any(|line| line.contains(&part)), "{part}: {out}");
+        }
+    }
+    // The nodes of these tests share a directory of this machine, which no other machine would see: it says so.
+    let errors: Vec<&str> = out.lines().filter(|line| line.contains(": fail ")).collect();
+    assert!(errors.iter().all(|line| line.contains("which other hosts do not see")), "{out}");
+    assert_eq!(ended.status.success(), errors.is_empty(), "{out}");
+}
+
+#[test]
 fn gpus_of_a_task_are_its_own() {
     let Some(cluster) = cluster() else { return };
     let script = "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES";

@@ -478,6 +478,20 @@ fn a_terminal_gets_one_live_line_of_index_0() {
 }
 
 #[test]
+fn a_terminal_shows_how_far_a_run_is_while_files_take_the_output() {
+    let folder = Folder::new();
+    let path = folder.0.to_str().expect("text");
+    let script = "echo written; [ $UFORM_INDEX = 1 ] || exec sleep 3; sleep 1.5";
+    let shown = on_terminal(&[], &["-n", "3", "--output", path, "sh", "-c", script]);
+    for part in ["3 of 3 processes run, 0 s", "2 of 3 processes run, 2 s"] {
+        assert!(shown.contains(part), "{part}: {shown:?}");
+    }
+    // Nothing of it stays.
+    assert!(!shown.contains("written") && shown.ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "{shown:?}");
+    assert_eq!(std::fs::read_to_string(folder.0.join("2.out")).expect("written"), "written\n");
+}
+
+#[test]
 fn standard_input_is_empty_on_a_terminal_and_given_to_index_0_otherwise() {
     let shown = on_terminal(&[("NO_COLOR", "1")], &["-n", "2", "sh", "-c", "cat; echo end"]);
     assert_eq!(shown.matches("end").count(), 2);
@@ -530,6 +544,18 @@ fn a_given_directory_is_made_and_stays() {
     let ended = run(&["-n", "2", "-d", file.to_str().expect("text"), "true"]);
     assert_eq!(ended.code, 1);
     assert!(ended.err.contains("cannot use --directory"), "{}", ended.err);
+}
+
+#[test]
+fn auto_starts_one_process_for_each_gpu_or_memory_domain() {
+    let gpus = uform::device::gpu_devices().expect("looked at").len();
+    let domains = uform::device::survey().expect("looked at").memory_domains.len();
+    let expected = if gpus > 0 { gpus } else { domains };
+    let ended = run(&["--processes", "auto", "sh", "-c", "echo $UFORM_INDEX of $UFORM_COUNT"]);
+    let mut lines = ended.out.lines().map(str::to_owned).collect::<Vec<_>>();
+    lines.sort_unstable();
+    let wanted = (0..expected).map(|index| format!("[{index}] {index} of {expected}"));
+    assert_eq!(lines, wanted.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), "{}", ended.err);
 }
 
 #[test]
@@ -702,4 +728,62 @@ fn launchers_of_several_hosts_begin_again_and_write_files() {
         jobs.insert(read(format!("{index}.err")).lines().last().expect("a line").to_owned());
     }
     assert_eq!(jobs.len(), 1, "one run id for all: {jobs:?}");
+}
+
+#[test]
+fn a_signal_to_one_launcher_ends_the_run_on_all_hosts() {
+    let folder = Folder::new();
+    let directory = folder.0.to_str().expect("a plain name");
+    let arguments =
+        ["--hosts", "2", "--job", "pair", "--timeout", "60", "--directory", directory, "sh", "-c"];
+    let script = "echo up; exec sleep 1000";
+    let both = [
+        Run::start(&[&arguments[..], &[script]].concat()),
+        Run::start(&[&arguments[..], &[script]].concat()),
+    ];
+    both.iter().for_each(|one| one.until_written("up", 1));
+    both[0].signal(Signal::TERM);
+    let [asked, other] = both.map(Run::wait);
+    assert_eq!((asked.code, other.code), (143, 143), "{}\n{}", asked.err, other.err);
+    assert!(other.err.contains("its launcher got SIGTERM"), "{}", other.err);
+    assert_eq!(folder.names(), [""; 0], "what the launchers made is gone");
+}
+
+#[test]
+fn a_new_attempt_forms_with_the_hosts_that_came_and_nobody_of_the_old_one_joins() {
+    let (folder, notes) = (Folder::new(), Folder::new());
+    let (directory, notes_path) =
+        (folder.0.to_str().expect("a plain name"), notes.0.to_str().expect("a plain name"));
+    // Index 1 leaves one behind that goes on trying to meet under the variables of the first attempt.
+    let stale = format!(
+        "{UFORM} topology --timeout 12 > {notes_path}/stale.out 2>&1; echo $? > {notes_path}/stale.tmp; \
+         mv {notes_path}/stale.tmp {notes_path}/stale.code"
+    );
+    let script = format!(
+        "if [ $UFORM_RESTART_COUNT = 0 ]; then\n\
+         [ $UFORM_INDEX = 1 ] && setsid sh -c '{stale}' &\n\
+         touch {notes_path}/ready.$UFORM_INDEX\n\
+         exec sleep 1000\nfi\n\
+         {UFORM} topology; code=$?\n\
+         while [ ! -e {notes_path}/stale.code ]; do sleep 0.05; done; exit $code"
+    );
+    let options = ["--hosts", "1:2", "--max-restarts", "1", "--grace", "5", "--timeout", "60"];
+    let run = ["-n", "2", "--job", "pair", "--directory", directory, "sh", "-c", &script];
+    let arguments = [&options[..], &run].concat();
+    let (gone, stays) = (Run::start(&arguments), Run::start(&arguments));
+    stays.until("four processes", || (0..4).all(|index| notes.0.join(format!("ready.{index}")).exists()));
+    gone.signal(Signal::KILL);
+    let ended = stays.wait();
+    assert_eq!(gone.wait().code, 1009);
+    let (out, err) = (&ended.out, &ended.err);
+    assert_eq!(ended.code, 0, "{out}\n{err}");
+    assert!(err.contains("of 4 here, on 2 hosts"), "{err}");
+    assert!(err.contains("failed first: its launcher"), "{err}");
+    assert!(err.contains("attempt 2: index 0 to 1 of 2 here, on 1 hosts"), "{err}");
+    assert!(out.contains("2 processes, 1 host"), "{out}");
+    let stale = std::fs::read_to_string(notes.0.join("stale.out")).expect("written");
+    // The launcher that is left tells it of the processes that have ended.
+    let is_told = stale.contains("missing index") || stale.contains("lost index");
+    assert!(is_told && !stale.contains("processes,"), "{stale}");
+    assert_ne!(std::fs::read_to_string(notes.0.join("stale.code")).expect("written"), "0\n");
 }

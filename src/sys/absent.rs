@@ -100,6 +100,12 @@ pub mod mpi {
         pub fn number(&self) -> &str {
             match self.0 {}
         }
+
+        /// Its file.
+        #[must_use]
+        pub fn path(&self) -> &std::path::Path {
+            match self.0 {}
+        }
     }
 
     /// The library that this build's calls go to.

@@ -56,7 +56,11 @@ impl Facts {
             descriptor_limit: getrlimit(Resource::Nofile).current,
             gpus: gpus(&variables, names, notes),
             capabilities: (words(&available), words(&device::capabilities_compiled())),
-            installed: [engines, program::launchers()].concat(),
+            installed: engines
+                .into_iter()
+                .chain(program::message_passing())
+                .chain(program::launchers())
+                .collect(),
             unusable,
             network: network(),
         }

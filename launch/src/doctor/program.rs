@@ -28,6 +28,16 @@ pub(super) fn engines() -> (Vec<Installed>, Vec<Unusable>) {
     (found, unusable)
 }
 
+/// The library of MPI that this build is linked to; none without the feature `mpi`.
+pub(super) fn message_passing() -> Option<Installed> {
+    let library = uform::sys::mpi::library()?;
+    Some(Installed {
+        what: "MPI",
+        version: Some(format!("{} (linked to)", library.number())),
+        path: library.path().canonicalize().unwrap_or_else(|_| library.path().to_owned()),
+    })
+}
+
 /// The launchers of MPI and others that are installed.
 pub(super) fn launchers() -> Vec<Installed> {
     let mut found = Vec::new();

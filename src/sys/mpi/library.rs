@@ -24,6 +24,12 @@ pub struct Library {
 }
 
 impl Library {
+    /// Its file, empty if the dynamic linker does not know.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The number in its version text, such as `4.1.4`; empty if there is none.
     #[must_use]
     pub fn number(&self) -> &str {

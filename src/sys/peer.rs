@@ -50,9 +50,8 @@ impl Peer {
     /// Whether it is stopped by a signal or a debugger.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
-        state.starts_with('T') || state.starts_with('t')
+        let state = process::state_on(self.pid).unwrap_or_default();
+        state.trim_start().starts_with(['T', 't'])
     }
 
     /// Copies what lies at an address of that process, in whole or not at all as far as the caller may believe.

@@ -1,5 +1,7 @@
 //! Which process this is, and whether another one still lives.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -33,12 +35,21 @@ pub fn pid_namespace() -> String {
     link.map(|target| target.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// The state of a process and what follows it in its line of `/proc`, by one read: many processes are looked at often.
+pub(super) fn state_on(pid: u32) -> Option<String> {
+    let mut file = File::open(format!("/proc/{pid}/stat")).ok()?;
+    // The fields that are asked for lie within 600 bytes: a name of up to 64, and numbers of up to 20 digits.
+    let mut line = [0; 1024];
+    let count = file.read(&mut line).ok()?;
+    // The command in parentheses may hold spaces, parentheses, and half a letter: the last one ends it.
+    let end = line.get(..count)?.iter().rposition(|byte| *byte == b')')?;
+    String::from_utf8(line.get(end + 1..count)?.to_vec()).ok()
+}
+
 /// When a process started, in clock ticks after boot; `None` if there is no such process or it is a zombie.
 #[must_use]
 pub fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in parentheses may hold spaces and parentheses itself: the last one ends it.
-    let rest = stat.rsplit_once(')')?.1;
+    let rest = state_on(pid)?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X" | "x") {

@@ -16,6 +16,8 @@ use crate::topology::{Findings, Process, Roster};
 
 const PHASE: &str = "proof of shared memory";
 const TRIAL_BYTES: usize = 32;
+/// How often it is looked whether those still live that have not connected: a look costs a file for each of them.
+const DEATH_INTERVAL: Duration = Duration::from_millis(100);
 /// Strangers that may be connected at a time; the one that waits longest is refused first.
 const GUEST_LIMIT: usize = 64;
 
@@ -229,6 +231,7 @@ struct Gathering<'a> {
 
 impl Gathering<'_> {
     fn run(mut self, deadline: &Deadline<'_>) -> Result<BTreeMap<usize, Mate>> {
+        let mut looked = deadline.waited();
         loop {
             while let Some(conversation) = self.doorway.accept()? {
                 if !conversation.is_same_user() {
@@ -252,7 +255,16 @@ impl Gathering<'_> {
             if self.mates.len() == self.wanted.len() {
                 return Ok(self.mates);
             }
-            self.check_missing(deadline)?;
+            if deadline.waited().saturating_sub(looked) >= DEATH_INTERVAL || deadline.passed() {
+                looked = deadline.waited();
+                self.check_deaths()?;
+            }
+            let silent = "alive, has not connected";
+            deadline.check(PHASE, || {
+                let words = |index: &usize| self.words.get(index).map_or(silent, String::as_str).to_owned();
+                let missing = self.missing().into_iter();
+                missing.map(|index| Missing { index, last_word: words(&index) }).collect()
+            })?;
             self.sleep(deadline);
         }
     }
@@ -261,7 +273,7 @@ impl Gathering<'_> {
         self.wanted.iter().copied().filter(|index| !self.mates.contains_key(index)).collect()
     }
 
-    fn check_missing(&self, deadline: &Deadline<'_>) -> Result<()> {
+    fn check_deaths(&self) -> Result<()> {
         for index in self.missing() {
             let Some(member) = self.roster.members.get(index) else { continue };
             let process = &member.introduction.process;
@@ -271,11 +283,7 @@ impl Gathering<'_> {
                 return Err(self.lost(index, PHASE.to_owned()));
             }
         }
-        let silent = "alive, has not connected";
-        deadline.check(PHASE, || {
-            let words = |index: &usize| self.words.get(index).map_or(silent, String::as_str).to_owned();
-            self.missing().iter().map(|index| Missing { index: *index, last_word: words(index) }).collect()
-        })
+        Ok(())
     }
 
     fn sleep(&self, deadline: &Deadline<'_>) {

@@ -174,18 +174,24 @@ test-mpi4py: $(BIN)/maturin
 			timeout 120 $(MPI_PYTHON) tests/mpi/interop.py other; \
 	fi
 
-# NVIDIA's own libraries, unpacked from their wheels (0.7 GB to load, 0.9 GB on disk); tests of them need no GPU and are skipped
+# NVIDIA's own libraries, unpacked from their wheels (0.8 GB to load, 1.3 GB on disk); tests of them need no GPU and are skipped
 # without them, unless UFORM_REQUIRE names nccl.
 VENDOR := .vendor
 NCCL_WHEELS := nvidia-nccl-cu12==2.18.3 nvidia-nccl-cu12==2.26.2 nvidia-nccl-cu13==2.32.3
+# The compiler of the package's PTX, and one that knows newer GPUs.
+NVRTC_WHEELS := nvidia-cuda-nvrtc-cu12==12.0.76 nvidia-cuda-nvrtc-cu12==12.9.86
 vendor:
-	@for wheel in $(NCCL_WHEELS); do \
-		folder=$(VENDOR)/nccl-$${wheel##*==}; \
-		[ ! -f $$folder/nvidia/nccl/lib/libnccl.so.2 ] || continue; \
+	@for wheel in $(NCCL_WHEELS) $(NVRTC_WHEELS); do \
+		case $$wheel in \
+			*nvrtc*) name=nvrtc file=nvidia/cuda_nvrtc/lib/libnvrtc.so.12 ;; \
+			*) name=nccl file=nvidia/nccl/lib/libnccl.so.2 ;; \
+		esac; \
+		folder=$(VENDOR)/$$name-$${wheel##*==}; \
+		[ ! -f $$folder/$$file ] || continue; \
 		rm -rf $(VENDOR)/wheels && mkdir -p $$folder; \
 		$(PYTHON) -m pip download --quiet --no-deps --no-cache-dir --only-binary :all: --dest $(VENDOR)/wheels $$wheel && \
 			$(PYTHON) -m zipfile -e $(VENDOR)/wheels/*.whl $$folder || \
-			{ echo "no tests of NCCL $${wheel##*==}: the wheel could not be had"; rm -rf $$folder; }; \
+			{ echo "no tests of $$wheel: the wheel could not be had"; rm -rf $$folder; }; \
 		rm -rf $(VENDOR)/wheels; \
 	done
 

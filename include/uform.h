@@ -889,7 +889,8 @@ uform_status_t uform_trainer_parameter_name(uform_trainer_t const *trainer, size
 
 /**
  *  Tells where a parameter lies. The processes of a host share it: it changes in a step, a load and an edit of index 0
- *  only, and must not be written elsewhere. Valid until `uform_trainer_free`.
+ *  only, and must not be written elsewhere. On a mesh of GPUs it is an address of this process's GPU, which the host must not
+ *  follow, and so it is with gradients. Valid until `uform_trainer_free`.
  */
 uform_status_t uform_trainer_parameter(uform_trainer_t const *trainer, char const *name, void const **pointer,
                                        size_t *byte_count);

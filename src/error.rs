@@ -207,6 +207,30 @@ impl Error {
         Self::Io { path: path.into(), operation: operation.into(), source }
     }
 
+    /// The same error, saying which member of the run it happened to.
+    #[must_use]
+    pub(crate) fn of_member(self, index: usize) -> Self {
+        let named = |text: String| {
+            if text.starts_with("index ") { text } else { format!("index {index}: {text}") }
+        };
+        match self {
+            Self::Unsupported { what, why } => Self::Unsupported { what: named(what), why },
+            Self::Invalid { argument, value, origin, reason, contradiction } => {
+                Self::Invalid { argument, value, origin, reason: named(reason), contradiction }
+            }
+            Self::TimedOut { phase, waited, missing } => {
+                Self::TimedOut { phase: named(phase), waited, missing }
+            }
+            Self::Exhausted { place, wanted_bytes, free_bytes, remedy } => {
+                Self::Exhausted { place: named(place), wanted_bytes, free_bytes, remedy }
+            }
+            Self::Vendor { library, call, code, text } => {
+                Self::Vendor { library: named(library), call, code, text }
+            }
+            other => other,
+        }
+    }
+
     /// The whole line for people: the error and, after a colon, each cause.
     #[must_use]
     pub fn chain(&self) -> String {
@@ -279,6 +303,17 @@ mod tests {
             "host_domain_index = 3 (argument) is invalid: must be below host_domain_count; WORLD_SIZE says 2"
         );
         assert_eq!(error.status(), Status::Invalid);
+    }
+
+    #[test]
+    fn a_member_is_named_once_and_before_the_rest() {
+        let error = Error::unsupported("CUDA on this machine", "install the driver").of_member(3);
+        assert_eq!(
+            error.of_member(4).to_string(),
+            "index 3: CUDA on this machine is not supported: install the driver"
+        );
+        let error = Error::invalid("devices", "7", "argument", "there is no GPU 7").of_member(1);
+        assert_eq!(error.to_string(), "devices = 7 (argument) is invalid: index 1: there is no GPU 7");
     }
 
     #[test]

@@ -17,6 +17,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::group::ROLES,
     conformance::large::ROLES,
     conformance::trainer::ROLES,
+    conformance::vram::ROLES,
     contract::machines::ROLES,
     failure::communicator::ROLES,
     failure::crossed::ROLES,

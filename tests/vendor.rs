@@ -1,5 +1,7 @@
-//! The real NCCL of NVIDIA's wheels, without a GPU: `make vendor` puts them where these tests look.
+//! The real NCCL and NVRTC of NVIDIA's wheels, without a GPU: `make vendor` puts them where these tests look.
 
+#[cfg(feature = "nccl")]
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,6 +9,10 @@ use uform::GpuVendor;
 use uform::sys::ccl::{Config, FIELDS, Version};
 #[cfg(feature = "nccl")]
 use uform::sys::ccl::{FUNCTIONS, Library};
+#[cfg(feature = "nccl")]
+use uform::sys::compiler::{Compiler, Form};
+#[cfg(feature = "nccl")]
+use uform::sys::kernel::gpu;
 #[cfg(feature = "nccl")]
 use uform::sys::library::Places;
 
@@ -27,6 +33,73 @@ fn wheels() -> Vec<(Version, PathBuf)> {
         return Vec::new();
     }
     found
+}
+
+/// The compilers that `make vendor` installs: the one that the package's PTX is of, and one that knows Blackwell.
+#[cfg(feature = "nccl")]
+const COMPILERS: [&str; 2] = ["12.0.76", "12.9.86"];
+
+/// The compiler of a version; `None` as for [`wheels`].
+#[cfg(feature = "nccl")]
+fn compiler(version: &str) -> Option<Compiler> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(".vendor");
+    let file = root.join(format!("nvrtc-{version}/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"));
+    if !file.is_file() {
+        let required = std::env::var("UFORM_REQUIRE").unwrap_or_default();
+        let is_required = required.split(',').any(|word| word == "nccl");
+        assert!(!is_required, "UFORM_REQUIRE names nccl: {} is not there (make vendor)", file.display());
+        println!("skipped: {} is not there (make vendor)", file.display());
+        return None;
+    }
+    let places = Places { named: Some((file, "a test")), packages: Vec::new() };
+    Some(Compiler::open(GpuVendor::Nvidia, &places).unwrap_or_else(|reason| panic!("{reason}")))
+}
+
+#[cfg(feature = "nccl")]
+#[test]
+fn the_kernels_compile_for_every_generation_without_a_gpu() {
+    let source = CString::new(gpu::SOURCE).expect("plain text");
+    let Some(compiler) = compiler(COMPILERS[1]) else { return };
+    assert_eq!(compiler.name(), "NVRTC 12.9");
+    for architecture in ["sm_80", "sm_90", "sm_100", "sm_120"] {
+        let image = compiler.compile(&source, Some(architecture), Form::Binary);
+        let image = image.unwrap_or_else(|reason| panic!("{architecture}: {reason}"));
+        // An object file of NVIDIA's, with every function.
+        assert_eq!(image[..4], *b"\x7fELF", "{architecture}");
+        for name in ["uform_fold", "uform_scale_f32", "uform_inspect_f64", "uform_sgd_f32", "uform_adamw_f64"]
+        {
+            assert!(
+                image.windows(name.len()).any(|bytes| bytes == name.as_bytes()),
+                "{architecture}: {name}"
+            );
+        }
+    }
+    let refused = compiler.compile(&source, Some("sm_1"), Form::Binary).expect_err("there is no such GPU");
+    assert!(refused.contains("NVRTC 12.9 could not compile"), "{refused}");
+    let wrong = compiler.compile(c"int main( {", Some("sm_90"), Form::Binary).expect_err("no program");
+    assert!(wrong.contains("error"), "{wrong}");
+}
+
+/// Where it differs, `UFORM_WRITE_PTX=1 make test-vendor` writes it anew.
+#[cfg(feature = "nccl")]
+#[test]
+fn the_ptx_of_the_package_is_what_its_compiler_makes() {
+    let source = CString::new(gpu::SOURCE).expect("plain text");
+    let Some(compiler) = compiler(COMPILERS[0]) else { return };
+    let made = compiler.compile(&source, Some(gpu::PORTABLE), Form::Portable);
+    let mut made = made.unwrap_or_else(|reason| panic!("{reason}"));
+    assert_eq!(made.pop(), Some(0), "a text of C");
+    let made = String::from_utf8(made).expect("PTX is plain text");
+    if std::env::var_os("UFORM_WRITE_PTX").is_some() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sys/kernel/gpu/step.ptx");
+        std::fs::write(file, &made).expect("written");
+    }
+    assert!(
+        made == gpu::PTX,
+        "the source has changed: write the PTX anew (UFORM_WRITE_PTX=1 make test-vendor)"
+    );
+    // Drivers of CUDA 12.0 and newer know this version.
+    assert!(made.contains(".version 8.0\n") && made.contains(".target sm_80\n"));
 }
 
 #[cfg(feature = "nccl")]

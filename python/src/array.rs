@@ -112,13 +112,13 @@ impl Array {
         })
     }
 
-    /// Bytes that were taken of an arena on a GPU.
-    fn over_gpu(bytes: DeviceBytes, shape: &[usize], dtype: Dtype) -> uform::Result<Self> {
+    /// Bytes of an arena on a GPU.
+    fn over_gpu(bytes: DeviceBytes, shape: &[usize], dtype: Dtype, access: Access) -> uform::Result<Self> {
         let range = (bytes.address()? as *const u8, bytes.byte_count());
         let owner = Arc::new(bytes.clone());
         // SAFETY: nothing here reads or writes the bytes of an array that has `bytes`: its address is handed on to those who use
         // the GPU, and its owner keeps it.
-        let array = unsafe { Self::over(owner, range, shape, dtype, Access::Write) }?;
+        let array = unsafe { Self::over(owner, range, shape, dtype, access) }?;
         Ok(Self { bytes: Some(bytes), ..array })
     }
 
@@ -131,7 +131,7 @@ impl Array {
         dtype: Dtype,
     ) -> uform::Result<Self> {
         if arena.device_count() > 0 {
-            return Self::over_gpu(arena.device_bytes(device, range)?, shape, dtype);
+            return Self::over_gpu(arena.device_bytes(device, range)?, shape, dtype, Access::Write);
         }
         let span = arena.own(range)?;
         let (address, byte_count) = (span.pointer().cast_const(), span.byte_count());
@@ -142,6 +142,9 @@ impl Array {
 
     /// A gradient of a trainer, or a parameter in an edit.
     pub(crate) fn over_view(view: ViewMut, access: Access) -> uform::Result<Self> {
+        if let Some(bytes) = view.device_bytes() {
+            return Self::over_gpu(bytes.clone(), view.shape(), view.dtype(), access);
+        }
         let (address, byte_count) =
             view.with_span(|span| (span.pointer().cast_const(), span.byte_count()))?;
         let (shape, dtype) = (view.shape().to_vec(), view.dtype());
@@ -151,6 +154,9 @@ impl Array {
 
     /// A parameter of a trainer, read-only.
     pub(crate) fn over_parameter(view: View) -> uform::Result<Self> {
+        if let Some(bytes) = view.device_bytes() {
+            return Self::over_gpu(bytes.clone(), view.shape(), view.dtype(), Access::Read);
+        }
         let span = view.span()?;
         let (address, byte_count) = (span.pointer(), span.byte_count());
         let (shape, dtype) = (view.shape().to_vec(), view.dtype());

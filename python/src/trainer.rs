@@ -23,6 +23,10 @@ use crate::verb::{Given, within};
 /// shapes and types must be the same everywhere, the values of index 0 count. optimizer: SGD or AdamW. clip_norm: the
 /// norm to which all gradients together are clipped; None does not.
 ///
+/// On a mesh whose executor is of Executor.for_vram, with one GPU for each process, everything lies and is computed on the GPUs:
+/// parameters and gradients are arrays there, for DLPack and __cuda_array_interface__. step and edit wait for the GPU's default
+/// stream; wait for work that writes gradients on others.
+///
 /// Making it, step, edit, save and load are collective: all processes call them in the same order.
 /// Raises InvalidError, DisagreedError naming the parameter, ExhaustedError.
 #[pyclass(frozen, module = "uform")]

@@ -125,7 +125,7 @@ impl GpuGroup {
         let mut peers = || check_peers(host.as_ref(), "joining a communicator of GPUs");
         let engine =
             ccl::Communicator::open(&library, &stream, id, (own, host.count()), &mut peers, deadline)
-                .map_err(|error| ended(error, host.as_ref()))?;
+                .map_err(|error| ended(error, host.as_ref(), "joining a communicator of GPUs"))?;
         Ok(Self { host: Arc::clone(host), engine, broken: Mutex::new(None) })
     }
 
@@ -160,7 +160,7 @@ impl GpuGroup {
         let mut peers = || check_peers(self.host.as_ref(), &work.words);
         self.engine
             .run(&work.operations, &mut peers, deadline)
-            .map_err(|error| ended(error, self.host.as_ref()))
+            .map_err(|error| ended(error, self.host.as_ref(), &work.words))
     }
 
     /// Ends it because a call did, at whatever point: an orderly end would wait for a member that has gone.
@@ -209,17 +209,13 @@ fn check_peers(host: &dyn Communicator, doing: &str) -> Result<()> {
     })
 }
 
-/// Ends the group in host memory too, so that the others leave their GPUs' work; names this member in a vendor's message.
-fn ended(error: Error, host: &dyn Communicator) -> Error {
+/// Ends the group in host memory too, so that the others leave their GPUs' work and hear why; names this member in the error.
+fn ended(error: Error, host: &dyn Communicator, phase: &str) -> Error {
+    let error = error.of_member(host.seat());
     if !matches!(error, Error::Lost { .. }) {
-        host.close();
+        host.give_up(&error, phase);
     }
-    match error {
-        Error::Vendor { library, call, code, text } => {
-            Error::Vendor { library: format!("index {}: {library}", host.seat()), call, code, text }
-        }
-        other => other,
-    }
+    error
 }
 
 /// Refuses what the libraries cannot do.

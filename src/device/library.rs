@@ -32,3 +32,10 @@ pub fn collective_library(vendor: GpuVendor) -> Result<Library, Refusal> {
     let named = library_file(variable).map(|path| (path, variable));
     Library::open(vendor, &Places { named, packages })
 }
+
+/// Where the packages of the embedding language may have libraries that nobody names, as compilers of GPU code.
+#[must_use]
+pub fn package_places() -> Places {
+    let packages = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Places { named: None, packages }
+}

@@ -11,7 +11,7 @@ mod visibility;
 
 use std::path::Path;
 
-use crate::environment::Launch;
+use crate::environment::{self, Launch, MeshOptions};
 use crate::error::Result;
 use crate::sys::{cgroup, engine, host, mpi, process};
 use crate::topology::{GpuDevice, Introduction, Process, Survey};
@@ -19,7 +19,7 @@ use crate::vocabulary::{CpuClass, GpuVendor};
 use machine::Machine;
 
 pub use cpu::{classes, cpu_class};
-pub use library::{collective_library, set_package_folders};
+pub use library::{collective_library, package_places, set_package_folders};
 
 /// What one process sees of its machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +84,13 @@ fn view_of(machine: &Machine) -> Result<View> {
 /// As [`view`].
 pub fn survey() -> Result<Survey> {
     view().map(|view| view.survey)
+}
+
+/// The index that a launcher gave to this process, if it started more than one.
+#[must_use]
+pub fn launched_index() -> Option<usize> {
+    let launch = environment::read_without_directory(&MeshOptions::default()).ok()?;
+    (launch.count.value > 1).then_some(launch.index.value)
 }
 
 /// What this process says of itself to the others; `socket` is where it listens, empty for nowhere.

@@ -25,6 +25,7 @@ pub use stream::VramOptions;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::sys::kernel::Table;
+use crate::sys::kernel::gpu::Kernels;
 use crate::sys::{CHECK_INTERVAL, Deadline, InterruptCheck, numa, process};
 use crate::topology::{GpuDevice, Placement, Request, Seeker};
 use crate::vocabulary::{CpuClass, GpuClass, Mood};
@@ -172,12 +173,17 @@ impl Executor {
             Some(interrupt) => deadline.interruptible(interrupt),
             None => deadline,
         };
+        // Before the mesh that would name it, a member is named by its launcher.
+        let named = |error: Error| match device::launched_index() {
+            Some(index) => error.of_member(index),
+            None => error,
+        };
         let view = device::view()?;
-        let choice = Choice::of(&view, options)?;
+        let choice = Choice::of(&view, options).map_err(named)?;
         let cpu_class = device::cpu_class(options.cpu_class)?;
         let request = Request::alone(seeker(&view), &view.survey);
         let placement = choice.placement(request, options.memory_domains.clone())?;
-        let devices = choice.open(&deadline)?;
+        let devices = choice.open(&deadline).map_err(named)?;
         Self::with(placement, options.deferred_limit, cpu_class, Some(devices))
     }
 
@@ -209,6 +215,15 @@ impl Executor {
         deadline: &Deadline<'_>,
     ) -> Result<Option<DeviceArena>> {
         self.devices().map(|devices| DeviceArena::take(devices, byte_count, deadline)).transpose()
+    }
+
+    /// The kernels of a trainer for its first GPU.
+    ///
+    /// # Errors
+    /// `Closed` without one; `Unsupported` naming the GPU and what to install; `Vendor`.
+    pub(crate) fn gpu_kernels(&self) -> Result<Kernels> {
+        let closed = || Error::Closed { what: "the executor".into(), why: "it has no open GPU".into() };
+        self.devices().ok_or_else(closed)?.kernels(0)
     }
 
     /// The GPUs, while it is open, in the process that opened them.

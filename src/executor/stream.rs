@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use crate::device::View;
+use crate::device::{self, View};
 use crate::error::{Error, Missing, Result};
 use crate::sys::gpu::{Device, Driver, Stream};
+use crate::sys::kernel::gpu::Kernels;
 use crate::sys::{CHECK_INTERVAL, Deadline, process};
 use crate::topology::{GpuDevice, Placement, Request};
 use crate::vocabulary::{CpuClass, GpuClass, GpuVendor};
@@ -171,7 +172,12 @@ impl Choice {
     }
 
     fn open_here(self) -> Result<Devices> {
-        let driver = Driver::open(self.vendor)?;
+        let driver = Driver::open(self.vendor).map_err(|error| match error {
+            Error::Unsupported { what, why } => {
+                Error::Unsupported { what: format!("{what} for {}", names(&self.gpus)), why }
+            }
+            other => other,
+        })?;
         let shown = (0..driver.count()?).map(|number| driver.identity(number)).collect::<Result<Vec<_>>>()?;
         let open = |(ordinal, gpu): (usize, GpuDevice)| {
             let name = name_of(ordinal, &gpu);
@@ -229,6 +235,24 @@ impl Devices {
     /// The bytes of scratch memory that calls may take of each, 0 for no limit.
     pub(crate) const fn scratch_limit(&self) -> u64 {
         self.scratch_limit
+    }
+
+    /// The kernels of a trainer for one of them.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such position; as [`Kernels::open`].
+    pub(crate) fn kernels(&self, position: usize) -> Result<Kernels> {
+        let seat = self.seats.get(position).ok_or_else(|| {
+            Error::invalid("device", position, "executor", format!("there are {} GPUs", self.seats.len()))
+        })?;
+        // HIP's compiler takes the GPU that is current where this does not know its name.
+        let architecture = match seat.gpu.gpu_class {
+            Some(GpuClass::AmdCdna3) => Some("gfx942"),
+            Some(GpuClass::AmdCdna4) => Some("gfx950"),
+            Some(GpuClass::AmdCdna5) => Some("gfx1250"),
+            _ => None,
+        };
+        Kernels::open(&seat.stream, architecture, &device::package_places())
     }
 
     /// Waits until everything that was put on their streams has ended.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::communicator::SharedArena;
 use crate::error::{Error, Result};
 use crate::executor::DeviceArena;
-use crate::sys::gpu::{ForeignStream, GpuSpan, Region, Stream};
+use crate::sys::gpu::{ForeignStream, GpuSpan, Part, Region, Stream};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::GpuVendor;
 
@@ -240,6 +240,15 @@ impl Arena {
         };
         let part = shared.part_mut(shared.seat()).ok_or_else(outside)?;
         part.into_part(range.clone())
+    }
+
+    /// A range of this member's part on its first GPU, for kernels.
+    ///
+    /// # Errors
+    /// As [`Arena::device_bytes`].
+    pub(crate) fn part_on_gpu(&self, range: &Range<usize>) -> Result<Part<'_>> {
+        let Place::Gpus(arena) = &self.place else { return Err(no_gpu(0, 0)) };
+        arena.region(0).ok_or_else(|| no_gpu(0, arena.count()))?.part(range)
     }
 
     /// A range of this member's part on the GPU at a position of the executor's.

@@ -116,7 +116,7 @@ impl Mesh {
     }
 
     /// Runs a call on GPU memory whose turn has come.
-    pub(super) fn to_gpus(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
+    pub(crate) fn to_gpus(&self, call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let (call, source) = self.one_sided_on_gpu(call)?;
         let work = Work::of(&call, self.index(), self.count())?.reading(source);
         let made = || self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -326,6 +326,11 @@ impl Mesh {
         })
     }
 
+    /// An arena in a call that has the turn, as a trainer's.
+    pub(crate) fn arena_in_turn(&self, byte_count: usize, deadline: &Deadline<'_>) -> Result<Arena> {
+        self.arena_here(byte_count, Site::given(), deadline)
+    }
+
     /// The making of an arena whose turn has come.
     pub(super) fn arena_here(&self, byte_count: usize, site: Site, deadline: &Deadline<'_>) -> Result<Arena> {
         if !self.executor().gpus().is_empty() {

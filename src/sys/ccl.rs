@@ -298,9 +298,33 @@ impl Library {
             // calls of this process, which keep its end.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         });
-        let words = words.into_iter().flatten().filter(|text| !text.trim().is_empty()).collect::<Vec<_>>();
+        let words = words.into_iter().flatten().filter(|text| !text.trim().is_empty());
+        let words = std::iter::once(remedy(code).to_owned()).chain(words).collect::<Vec<_>>();
         let library = format!("{} {} ({})", name(self.vendor), self.version, self.path.display());
         Err(Error::Vendor { library, call: call.to_owned(), code: code.into(), text: words.join("; ") })
+    }
+}
+
+/// What a person can do about a number; both libraries read the variables that are named.
+const fn remedy(code: c_int) -> &'static str {
+    match code {
+        1 => "the GPU's driver refused something, as memory that it has not: NCCL_DEBUG=WARN prints what",
+        2 => {
+            "the system refused something: look at `ulimit -n`, at the space of /dev/shm, and at NCCL_SOCKET_IFNAME; \
+             NCCL_DEBUG=WARN prints what"
+        }
+        3 => {
+            "a fault in the library, or memory that was overwritten: NCCL_DEBUG=WARN prints where; try another version"
+        }
+        4 | 5 => {
+            "what was asked is not allowed, as two members on one GPU without NCCL_MULTI_RANK_GPU_ENABLE=1: NCCL_DEBUG=WARN prints \
+             what"
+        }
+        6 => {
+            "another member or the network between them failed: look at its error first, then at the network; NCCL_DEBUG=WARN prints \
+             which"
+        }
+        _ => "NCCL_DEBUG=WARN prints more",
     }
 }
 

@@ -8,6 +8,7 @@ mod cuda;
 #[cfg(feature = "rccl")]
 mod hip;
 mod memory;
+mod module;
 mod region;
 mod span;
 mod stream;
@@ -25,7 +26,8 @@ use crate::error::{Error, Result};
 use crate::vocabulary::GpuVendor;
 
 pub use memory::Memory;
-pub use region::Region;
+pub(in crate::sys) use module::{Argument, Module};
+pub use region::{Part, Region};
 pub use span::GpuSpan;
 pub use stream::{ForeignStream, Stream};
 
@@ -47,11 +49,31 @@ mod code {
     pub(super) const MEMORY_DEVICE: c_int = 9;
     pub(super) const GPU_MEMORY: u32 = 2;
     pub(super) const SYSTEM_DRIVER_MISMATCH: c_int = 803;
+    pub(super) const INVALID_PTX: c_int = 218;
+    pub(super) const UNSUPPORTED_PTX: c_int = 222;
+    pub(super) const NO_BINARY: c_int = 209;
+    /// What CUDA's driver is asked about a GPU: what code it runs.
+    pub(super) const CAPABILITY: [c_int; 2] = [75, 76];
     pub(super) const COMPATIBILITY: c_int = 804;
 }
 
 /// A driver's handle: its own address, never followed here.
 type Handle = *mut c_void;
+
+/// Puts a function on a stream: the grid, the block, shared memory, the stream, and a pointer to each argument.
+type Launch = unsafe extern "C" fn(
+    Handle,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Handle,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
 
 /// The functions of a loaded driver, in the shape that both vendors' have.
 pub(super) struct Table {
@@ -78,6 +100,12 @@ pub(super) struct Table {
     pub(super) fill: unsafe extern "C" fn(u64, u8, usize, Handle) -> c_int,
     /// What the driver knows of an address, if it can be asked.
     pub(super) pointer: Option<unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int>,
+    /// What the driver knows of a GPU by a number, if it can be asked.
+    pub(super) attribute: Option<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
+    pub(super) module_load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
+    pub(super) module_unload: unsafe extern "C" fn(Handle) -> c_int,
+    pub(super) module_function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
+    pub(super) launch: Launch,
     pub(super) identity: Identity,
     pub(super) currency: Currency,
     pub(super) text: Text,
@@ -101,6 +129,9 @@ pub(super) struct Names {
     pub(super) copy_out: &'static str,
     pub(super) copy: &'static str,
     pub(super) fill: &'static str,
+    pub(super) module_load: &'static str,
+    pub(super) module_function: &'static str,
+    pub(super) launch: &'static str,
     pub(super) enter: &'static str,
 }
 
@@ -181,6 +212,10 @@ fn remedy(code: c_int) -> &'static str {
         code::MEMORY_FAULT => "its memory has a fault: take it out of service",
         code::ILLEGAL_ADDRESS | code::LAUNCH_FAILED => {
             "work on it has failed, and nothing more runs on it in this process: start another process"
+        }
+        code::INVALID_PTX | code::UNSUPPORTED_PTX | code::NO_BINARY => {
+            "the driver is older than the code, or does not know it: install a newer driver, or the compiler NVRTC (the package \
+             nvidia-cuda-nvrtc-cu12) of the driver's CUDA"
         }
         code::SYSTEM_NOT_READY => "the fabric manager does not run yet: start it, or wait for it",
         code::SYSTEM_DRIVER_MISMATCH | code::COMPATIBILITY => {
@@ -391,6 +426,21 @@ impl Device {
     #[must_use]
     pub const fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    /// The compute capability of an NVIDIA GPU; `None` where the driver does not tell one.
+    #[must_use]
+    pub fn capability(&self) -> Option<(u32, u32)> {
+        let ask = self.table().attribute?;
+        let mut found = [0; 2];
+        for (number, attribute) in found.iter_mut().zip(code::CAPABILITY) {
+            // SAFETY: the function writes one int, which lives until it returns.
+            let result = unsafe { ask(number, attribute, self.device) };
+            if result != code::SUCCESS {
+                return None;
+            }
+        }
+        Some((u32::try_from(found[0]).ok()?, u32::try_from(found[1]).ok()?))
     }
 
     /// Its free and all its memory in bytes.

@@ -10,6 +10,7 @@ pub mod ccl;
 pub mod cgroup;
 pub mod checksum;
 pub mod clock;
+pub mod compiler;
 pub mod cpu;
 mod deadline;
 pub mod disk;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::communicator::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
+use crate::sys::kernel::gpu::Inspection;
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
 
@@ -119,6 +120,18 @@ impl Members {
     pub(crate) fn sum(&self, number: f64, deadline: &Deadline<'_>) -> Result<f64> {
         let all = self.all_gather([number.to_bits()], deadline)?;
         Ok(all.iter().fold(0.0, |sum, [bits]| sum + f64::from_bits(*bits)))
+    }
+
+    /// What all members found together in their shards: squares are added in the order of seats.
+    pub(crate) fn inspected(
+        &self,
+        squares: f64,
+        finite: bool,
+        deadline: &Deadline<'_>,
+    ) -> Result<Inspection> {
+        let all = self.all_gather([squares.to_bits(), u64::from(finite)], deadline)?;
+        let squares = all.iter().fold(0.0, |sum, [bits, _]| sum + f64::from_bits(*bits));
+        Ok(Inspection { squares, finite: all.iter().all(|[_, finite]| *finite != 0) })
     }
 
     /// Everybody's number, in the order of seats.

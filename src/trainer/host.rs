@@ -16,7 +16,7 @@ use super::agreement::Members;
 use super::bucket::Layout;
 use super::optimizer::Buffer;
 use super::step::pieces;
-use super::{Trainer, part, part_mut};
+use super::{Trainer, part};
 
 /// The members of each host, the hosts by their first seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ fn counting<'a>(seats: &'a [usize], shares: &'a [f64]) -> impl Iterator<Item = (
 }
 
 /// What a member sends and receives in each step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Crossing {
     /// The shards of other hosts that this member serves, in the order of their owners.
     served: Vec<(usize, Vec<Range<usize>>)>,
@@ -159,7 +159,8 @@ impl Trainer {
         shares: &[f64],
         deadline: &Deadline<'_>,
     ) -> Result<Sums<'a>> {
-        let hosts = &self.core.hosts;
+        let ram = self.core.ram()?;
+        let hosts = &ram.hosts;
         let own = counting(hosts.own(), shares).collect::<Vec<_>>();
         let count = self.core.members.count();
         let (mut given, mut taken) = (vec![0usize; count], vec![0usize; count]);
@@ -176,11 +177,11 @@ impl Trainer {
                     let mut target = outer.part(at..at + piece.len())?;
                     at += piece.len();
                     if let [(seat, _)] = own[..] {
-                        target.copy_from(part(&*self.core.gradients, seat)?.part(piece)?)?;
+                        target.copy_from(part(&*ram.gradients, seat)?.part(piece)?)?;
                         continue;
                     }
                     let source = |(seat, share): &(usize, f64)| {
-                        let gradients = part(&*self.core.gradients, *seat)?.part(piece.clone())?;
+                        let gradients = part(&*ram.gradients, *seat)?.part(piece.clone())?;
                         Ok(Source { share: *share, gradients })
                     };
                     let sources = own.iter().map(source).collect::<Result<Vec<_>>>()?;
@@ -210,12 +211,13 @@ impl Trainer {
         bytes: &Range<usize>,
         offset: usize,
     ) -> Result<Vec<Source<'a>>> {
-        let hosts = &self.core.hosts;
+        let ram = self.core.ram()?;
+        let hosts = &ram.hosts;
         let mut sources = Vec::new();
         for (host, seats) in hosts.seats.iter().enumerate() {
             if host == hosts.own {
                 for (seat, share) in counting(seats, shares) {
-                    let gradients = part(&*self.core.gradients, seat)?.part(bytes.clone())?;
+                    let gradients = part(&*ram.gradients, seat)?.part(bytes.clone())?;
                     sources.push(Source { share, gradients });
                 }
             } else if let Some(sums) = sums
@@ -230,7 +232,8 @@ impl Trainer {
 
     /// Gives this member's shard of the parameters to the other hosts, and takes those that it serves.
     pub(super) fn cross_parameters(&self, crossing: &mut Crossing, deadline: &Deadline<'_>) -> Result<()> {
-        let hosts = &self.core.hosts;
+        let ram = self.core.ram()?;
+        let hosts = &ram.hosts;
         if hosts.is_one() {
             return Ok(());
         }
@@ -238,12 +241,12 @@ impl Trainer {
         let (seat, count) = (members.seat(), members.count());
         let (mut given, mut taken) = (vec![0usize; count], vec![0usize; count]);
         let (mut at, mut inner) = (0, crossing.inner.span_mut());
-        let mut parameters = part_mut(&*self.core.parameters, hosts.first())?;
+        let mut parameters = ram.parameters()?;
         for (speaker, _) in &crossing.speakers {
             given[*speaker] = crossing.own_byte_count;
             for region in &layout.regions {
                 let bytes = region.shard(seat, count);
-                let own = part(&*self.core.parameters, hosts.first())?.part(bytes.clone())?;
+                let own = part(&*ram.parameters, hosts.first())?.part(bytes.clone())?;
                 inner.part(at..at + bytes.len())?.copy_from(own)?;
                 at += bytes.len();
             }
@@ -258,13 +261,17 @@ impl Trainer {
         Ok(())
     }
 
-    /// Gives the parameters that index 0 sees to the other hosts.
+    /// Gives the parameters that index 0 sees to the other hosts, or to all GPUs.
     pub(super) fn spread_parameters(&self, deadline: &Deadline<'_>) -> Result<()> {
-        let hosts = &self.core.hosts;
+        if let Some(vram) = self.core.vram() {
+            return vram.spread(deadline);
+        }
+        let ram = self.core.ram()?;
+        let hosts = &ram.hosts;
         if hosts.is_one() {
             return Ok(());
         }
-        let mut parameters = part_mut(&*self.core.parameters, hosts.first())?;
+        let mut parameters = ram.parameters()?;
         let mut scratch = Vec::new();
         for piece in pieces(0..self.core.layout.byte_count) {
             let output = if self.core.members.seat() == hosts.first() {

@@ -2,7 +2,8 @@
 //!
 //! On a host one copy of the parameters serves all processes. Each member writes gradients into its own part of an arena
 //! that the others read directly, and owns a shard of all parameters: it alone reduces and updates it, and it alone
-//! keeps the optimizer's state for it. Between hosts each has such a copy, and `host` says what crosses.
+//! keeps the optimizer's state for it. Between hosts each has such a copy, and `host` says what crosses. On a mesh of GPUs each
+//! member has a copy on its own, see `vram`.
 
 mod agreement;
 mod bucket;
@@ -11,10 +12,12 @@ mod deferred;
 mod fake;
 mod host;
 mod optimizer;
+mod slab;
 mod step;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod vram;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -22,7 +25,7 @@ use std::time::Duration;
 
 use crate::communicator::{Communicator, SharedArena};
 use crate::error::{Error, Result};
-use crate::mesh::{Admission, Mesh};
+use crate::mesh::{Admission, DeviceBytes, Mesh};
 use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{Dtype, Verb};
@@ -31,6 +34,7 @@ use agreement::{Contribution, Entry, Members, pack, unpack};
 use bucket::{ALIGNMENT, Layout, Region, Shape};
 use host::{Crossing, Hosts};
 use optimizer::Buffer;
+use vram::Vram;
 
 pub use deferred::DeferredTrainer;
 pub use optimizer::Optimizer;
@@ -57,9 +61,26 @@ impl View {
     /// The elements in row-major order. They change in `step`, `load` and index 0's `edit` only.
     ///
     /// # Errors
-    /// `Closed` if the memory is gone.
+    /// `Closed` if the memory is gone; `Unsupported` for one on a GPU.
     pub fn span(&self) -> Result<Span<'_>> {
-        part(&*self.0.arena, self.0.seat)?.part(self.0.bytes.clone())
+        match &self.0.memory {
+            Memory::Ram { arena, seat, bytes } => part(&**arena, *seat)?.part(bytes.clone()),
+            Memory::Vram(_) => Err(vram::unreadable()),
+        }
+    }
+
+    /// Where it is on a GPU; `None` in host memory.
+    #[must_use]
+    pub fn device_bytes(&self) -> Option<&DeviceBytes> {
+        self.0.device_bytes()
+    }
+
+    /// As [`ViewMut::place`], for reading.
+    ///
+    /// # Errors
+    /// `Closed` if the memory is gone.
+    pub fn place(&self) -> Result<(*const u8, usize)> {
+        self.0.place().map(|(pointer, byte_count)| (pointer.cast_const(), byte_count))
     }
 
     /// The extents.
@@ -80,6 +101,11 @@ impl View {
     /// `Invalid` for another element type.
     pub fn to_vec<T: Element + Default>(&self) -> Result<Vec<T>> {
         check_dtype::<T>(self.dtype())?;
+        if let Some(bytes) = self.device_bytes() {
+            let mut values = vec![T::default(); bytes.byte_count() / size_of::<T>()];
+            vram::read(bytes, SpanMut::of(&mut values))?;
+            return Ok(values);
+        }
         let span = self.span()?;
         let mut values = vec![T::default(); span.byte_count() / size_of::<T>()];
         SpanMut::of(&mut values).copy_from(span)?;
@@ -90,28 +116,59 @@ impl View {
 /// A gradient, or a parameter in `edit`, for writing; it keeps the memory alive.
 #[derive(Clone)]
 pub struct ViewMut {
-    arena: Arc<dyn SharedArena>,
-    seat: usize,
-    bytes: std::ops::Range<usize>,
+    memory: Memory,
     shape: Vec<usize>,
     dtype: Dtype,
+}
+
+/// Where an array of a trainer lies.
+#[derive(Clone)]
+enum Memory {
+    Ram { arena: Arc<dyn SharedArena>, seat: usize, bytes: std::ops::Range<usize> },
+    Vram(DeviceBytes),
 }
 
 impl ViewMut {
     /// The elements in row-major order.
     ///
     /// # Errors
-    /// `Closed` if the memory is gone.
+    /// `Closed` if the memory is gone; `Unsupported` for one on a GPU.
     pub fn with_span<R>(&self, write: impl FnOnce(SpanMut<'_>) -> R) -> Result<R> {
-        Ok(write(part_mut(&*self.arena, self.seat)?.part(self.bytes.clone())?))
+        match &self.memory {
+            Memory::Ram { arena, seat, bytes } => Ok(write(part_mut(&**arena, *seat)?.part(bytes.clone())?)),
+            Memory::Vram(_) => Err(vram::unreadable()),
+        }
     }
 
-    /// The address of the first element, valid while this view lives.
+    /// Where it is on a GPU; `None` in host memory.
+    #[must_use]
+    pub fn device_bytes(&self) -> Option<&DeviceBytes> {
+        match &self.memory {
+            Memory::Ram { .. } => None,
+            Memory::Vram(bytes) => Some(bytes),
+        }
+    }
+
+    /// The address of the first element and the bytes from there, valid while this view lives; on a GPU in the GPU's terms.
+    ///
+    /// # Errors
+    /// `Closed` if the memory is gone.
+    pub fn place(&self) -> Result<(*mut u8, usize)> {
+        match &self.memory {
+            Memory::Ram { .. } => self.with_span(|span| (span.pointer(), span.byte_count())),
+            Memory::Vram(bytes) => {
+                let address = usize::try_from(bytes.address()?).unwrap_or(0);
+                Ok((std::ptr::without_provenance_mut(address), bytes.byte_count()))
+            }
+        }
+    }
+
+    /// The address of the first element, valid while this view lives; on a GPU in the GPU's terms.
     ///
     /// # Errors
     /// `Closed` if the memory is gone.
     pub fn pointer(&self) -> Result<*mut u8> {
-        self.with_span(|span| span.pointer())
+        self.place().map(|(pointer, _)| pointer)
     }
 
     /// The extents.
@@ -132,7 +189,15 @@ impl ViewMut {
     /// `Invalid` for another element type or count.
     pub fn write<T: Element>(&self, values: &[T]) -> Result<()> {
         check_dtype::<T>(self.dtype)?;
-        self.with_span(|mut span| span.copy_from(Span::of(values)))?
+        self.fill(Span::of(values))
+    }
+
+    /// Writes all bytes.
+    fn fill(&self, values: Span<'_>) -> Result<()> {
+        match &self.memory {
+            Memory::Ram { .. } => self.with_span(|mut span| span.copy_from(values))?,
+            Memory::Vram(bytes) => vram::write(bytes, values),
+        }
     }
 
     /// The same elements for reading.
@@ -177,7 +242,14 @@ struct Progress {
     /// What goes to other hosts and comes from them.
     crossing: Crossing,
     /// While `edit` is open: where this member's writes go.
-    edited: Option<Arc<dyn SharedArena>>,
+    edited: Option<Edited>,
+}
+
+/// Where writes of an `edit` go.
+enum Edited {
+    Ram(Arc<dyn SharedArena>),
+    /// To this member's own copy, which the one of index 0 replaces.
+    Vram,
 }
 
 /// One call's right to the trainer, to the executor and to the turn of its mesh.
@@ -224,15 +296,54 @@ pub struct Trainer {
 
 struct Core {
     members: Members,
-    hosts: Hosts,
     layout: Layout,
     names: Vec<String>,
     optimizer: Optimizer,
     clip_norm: Option<f64>,
-    parameters: Arc<dyn SharedArena>,
-    gradients: Arc<dyn SharedArena>,
+    ground: Ground,
     progress: Mutex<Progress>,
     closed: Mutex<Option<String>>,
+}
+
+/// The memory that is trained in.
+enum Ground {
+    Ram(Ram),
+    Vram(Box<Vram>),
+}
+
+/// The memory of hosts.
+struct Ram {
+    hosts: Hosts,
+    parameters: Arc<dyn SharedArena>,
+    gradients: Arc<dyn SharedArena>,
+}
+
+impl Ram {
+    /// The parameters of this member's host, for writing.
+    fn parameters(&self) -> Result<SpanMut<'_>> {
+        part_mut(&*self.parameters, self.hosts.first())
+    }
+}
+
+impl Core {
+    /// The memory of the hosts.
+    ///
+    /// # Errors
+    /// `Unsupported` for a trainer on GPUs.
+    fn ram(&self) -> Result<&Ram> {
+        match &self.ground {
+            Ground::Ram(ram) => Ok(ram),
+            Ground::Vram(_) => Err(vram::unreadable()),
+        }
+    }
+
+    /// The memory on this member's GPU; `None` in host memory.
+    fn vram(&self) -> Option<&Vram> {
+        match &self.ground {
+            Ground::Ram(_) => None,
+            Ground::Vram(vram) => Some(vram),
+        }
+    }
 }
 
 impl std::fmt::Debug for Trainer {
@@ -262,7 +373,8 @@ impl Trainer {
         let group = Arc::clone(mesh.communicator());
         let held = mesh.admit("trainer.open", deadline);
         let held = held.inspect_err(|error| group.refuse(Verb::AllGather, error))?;
-        let open = || Self::on_group(group, parameters, optimizer, clip_norm, deadline);
+        let on_gpus = (!mesh.executor().gpus().is_empty()).then_some(mesh);
+        let open = || Self::on_ground(group, on_gpus, parameters, optimizer, clip_norm, deadline);
         let mut trainer = mesh.executor().near_memory(open)?;
         trainer.mesh = Some(mesh.clone());
         drop(held);
@@ -280,52 +392,82 @@ impl Trainer {
         clip_norm: Option<f64>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
+        Self::on_ground(group, None, parameters, optimizer, clip_norm, deadline)
+    }
+
+    /// Opens it in host memory, or on the GPU of the executor of a mesh.
+    fn on_ground(
+        group: Arc<dyn Communicator>,
+        on_gpus: Option<&Mesh>,
+        parameters: &[Parameter<'_>],
+        optimizer: Optimizer,
+        clip_norm: Option<f64>,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
         let members = Members::new(group);
         let shapes = shapes_of(parameters);
-        let own = describe(&shapes, &optimizer, clip_norm);
-        let checked = check(parameters, &shapes, &optimizer, clip_norm);
+        let own = describe(&shapes, &optimizer, clip_norm, on_gpus.is_some());
+        let checked = check(parameters, &shapes, &optimizer, clip_norm).and_then(|layout| {
+            on_gpus.map_or(Ok(()), check_gpus)?;
+            Ok(layout)
+        });
         let (layout, all) = members.outcome(checked, |_| own.clone(), deadline)?;
         compare(&shapes, &own, &all, members.seat())?;
-        let (seat, count) = (members.seat(), members.count());
-        // An arena of nothing would have no address: parameters without elements still have one.
-        let byte_count = layout.byte_count.max(ALIGNMENT);
-        let gradients = members.arena(byte_count, deadline)?;
-        let visible = (0..count).filter(|seat| gradients.part(*seat).is_some()).collect::<Vec<_>>();
-        let hosts = Hosts::agree(&members, &visible, deadline)?;
-        // One copy on each host.
-        let values = members.arena(if seat == hosts.first() { byte_count } else { 0 }, deadline)?;
-        let shards = open_shards(&layout, &optimizer, clip_norm.is_some(), seat, count);
-        let opened = shards.and_then(|shards| Ok((shards, Crossing::open(&hosts, &layout, seat, count)?)));
-        let ((shards, crossing), _) = members.outcome(opened, |_| Vec::new(), deadline)?;
-        if !hosts.is_one() {
-            // A group that is too large for this call says so now, and not in its first step.
-            let nothing = vec![0; count];
-            members.pass(Span::empty(), &nothing, SpanMut::empty(), &nothing, deadline)?;
-        }
+        let (ground, shards, crossing) = match on_gpus {
+            None => Self::in_ram(&members, &layout, &optimizer, clip_norm.is_some(), deadline)?,
+            Some(mesh) => {
+                let vram = Vram::open(mesh, &members, &layout, &optimizer, deadline)?;
+                (Ground::Vram(Box::new(vram)), Vec::new(), Crossing::default())
+            }
+        };
         let core = Core {
             names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
             layout,
             optimizer,
             clip_norm,
-            parameters: values,
-            gradients,
+            ground,
             progress: Mutex::new(Progress { updates: 0, shards, crossing, edited: None }),
             closed: Mutex::new(None),
             members,
-            hosts,
         };
         let trainer = Self { mesh: None, is_admitted: false, core: Arc::new(core) };
-        if seat == 0 {
+        if trainer.core.members.seat() == 0 {
             for parameter in parameters {
                 if let Some(values) = parameter.values {
-                    let view = trainer.place(&parameter.name, &trainer.core.parameters, 0)?;
-                    view.with_span(|mut span| span.copy_from(values))??;
+                    trainer.parameter(&parameter.name)?.0.fill(values)?;
                 }
             }
         }
         trainer.core.members.fence(deadline)?;
         trainer.spread_parameters(deadline)?;
         Ok(trainer)
+    }
+
+    /// Takes the memory of a trainer on hosts.
+    fn in_ram(
+        members: &Members,
+        layout: &Layout,
+        optimizer: &Optimizer,
+        clipped: bool,
+        deadline: &Deadline<'_>,
+    ) -> Result<(Ground, Vec<Shard>, Crossing)> {
+        let (seat, count) = (members.seat(), members.count());
+        // An arena of nothing would have no address: parameters without elements still have one.
+        let byte_count = layout.byte_count.max(ALIGNMENT);
+        let gradients = members.arena(byte_count, deadline)?;
+        let visible = (0..count).filter(|seat| gradients.part(*seat).is_some()).collect::<Vec<_>>();
+        let hosts = Hosts::agree(members, &visible, deadline)?;
+        // One copy on each host.
+        let parameters = members.arena(if seat == hosts.first() { byte_count } else { 0 }, deadline)?;
+        let shards = open_shards(layout, optimizer, clipped, seat, count);
+        let opened = shards.and_then(|shards| Ok((shards, Crossing::open(&hosts, layout, seat, count)?)));
+        let ((shards, crossing), _) = members.outcome(opened, |_| Vec::new(), deadline)?;
+        if !hosts.is_one() {
+            // A group that is too large for this call says so now, and not in its first step.
+            let nothing = vec![0; count];
+            members.pass(Span::empty(), &nothing, SpanMut::empty(), &nothing, deadline)?;
+        }
+        Ok((Ground::Ram(Ram { hosts, parameters, gradients }), shards, crossing))
     }
 
     /// The names of the parameters, in the order in which they were given.
@@ -339,7 +481,10 @@ impl Trainer {
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn parameter(&self, name: &str) -> Result<View> {
-        Ok(View(self.place(name, &self.core.parameters, self.core.hosts.first())?))
+        Ok(View(match &self.core.ground {
+            Ground::Ram(ram) => self.place(name, &ram.parameters, ram.hosts.first())?,
+            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.parameter(bytes))?,
+        }))
     }
 
     /// This member's gradient of a parameter: written by the user before each `step`, and left as it is by it.
@@ -347,7 +492,10 @@ impl Trainer {
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn gradient(&self, name: &str) -> Result<ViewMut> {
-        self.place(name, &self.core.gradients, self.core.members.seat())
+        match &self.core.ground {
+            Ground::Ram(ram) => self.place(name, &ram.gradients, self.core.members.seat()),
+            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.gradient(bytes)),
+        }
     }
 
     /// How many updates the parameters have seen; a `load` brings the number back.
@@ -374,9 +522,13 @@ impl Trainer {
     pub fn begin_edit(&self, deadline: &Deadline<'_>) -> Result<()> {
         let mut progress = self.hold(Entry::Edit, deadline)?;
         self.enter(Entry::Edit, progress.updates, None, deadline)?;
+        let Ground::Ram(ram) = &self.core.ground else {
+            progress.edited = Some(Edited::Vram);
+            return Ok(());
+        };
         let own_part = self.core.members.seat() != 0;
         let edited = (|| {
-            let parameters = part(&*self.core.parameters, self.core.hosts.first())?;
+            let parameters = part(&*ram.parameters, ram.hosts.first())?;
             let byte_count = if own_part { parameters.byte_count() } else { 0 };
             let copy = self.core.members.arena(byte_count, deadline)?;
             if own_part {
@@ -384,9 +536,9 @@ impl Trainer {
             }
             // Index 0 may write from here on: the others have copied.
             self.core.members.fence(deadline)?;
-            Ok(if own_part { copy } else { Arc::clone(&self.core.parameters) })
+            Ok(if own_part { copy } else { Arc::clone(&ram.parameters) })
         })();
-        progress.edited = Some(self.broken(edited)?);
+        progress.edited = Some(Edited::Ram(self.broken(edited)?));
         Ok(())
     }
 
@@ -397,7 +549,8 @@ impl Trainer {
     pub fn editable(&self, name: &str) -> Result<ViewMut> {
         let progress = self.core.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match &progress.edited {
-            Some(arena) => self.place(name, arena, self.core.members.seat()),
+            Some(Edited::Ram(arena)) => self.place(name, arena, self.core.members.seat()),
+            Some(Edited::Vram) => Ok(self.parameter(name)?.0),
             None => Err(Error::invalid("parameter", name, "argument", "is written inside of edit only")),
         }
     }
@@ -413,19 +566,30 @@ impl Trainer {
         self.broken(self.spread_parameters(deadline))
     }
 
-    /// Where a parameter lies in an arena.
-    fn place(&self, name: &str, arena: &Arc<dyn SharedArena>, seat: usize) -> Result<ViewMut> {
-        let entry = self.core.layout.find(name).ok_or_else(|| {
+    /// A parameter with its place in the layout.
+    fn find(&self, name: &str) -> Result<&bucket::Entry> {
+        self.core.layout.find(name).ok_or_else(|| {
             let known = self.core.names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
             Error::invalid("parameter", name, "argument", format!("the trainer has {known}"))
-        })?;
-        Ok(ViewMut {
-            arena: Arc::clone(arena),
-            seat,
-            bytes: entry.bytes(),
-            shape: entry.shape.extents.clone(),
-            dtype: entry.shape.dtype,
         })
+    }
+
+    /// Where a parameter lies in an arena.
+    fn place(&self, name: &str, arena: &Arc<dyn SharedArena>, seat: usize) -> Result<ViewMut> {
+        let entry = self.find(name)?;
+        let memory = Memory::Ram { arena: Arc::clone(arena), seat, bytes: entry.bytes() };
+        Ok(ViewMut { memory, shape: entry.shape.extents.clone(), dtype: entry.shape.dtype })
+    }
+
+    /// Where a parameter, or its gradient, lies on this member's GPU.
+    fn on_gpu(
+        &self,
+        name: &str,
+        lies: impl FnOnce(&std::ops::Range<usize>) -> Result<DeviceBytes>,
+    ) -> Result<ViewMut> {
+        let entry = self.find(name)?;
+        let memory = Memory::Vram(lies(&entry.bytes())?);
+        Ok(ViewMut { memory, shape: entry.shape.extents.clone(), dtype: entry.shape.dtype })
     }
 
     /// Takes the trainer for one call.
@@ -542,11 +706,34 @@ fn check(
     Ok(layout)
 }
 
+/// Refuses an executor of several GPUs.
+fn check_gpus(mesh: &Mesh) -> Result<()> {
+    let gpus = mesh.executor().gpus();
+    if gpus.len() == 1 {
+        return Ok(());
+    }
+    let names = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.identity));
+    let what =
+        format!("a trainer on {} GPUs of one member: {}", gpus.len(), names.collect::<Vec<_>>().join(", "));
+    Err(Error::unsupported(
+        what,
+        "this version trains on one GPU of each member: start a process for each GPU",
+    ))
+}
+
+/// What must be the same on all members besides the parameters.
+const COMMON: [&str; 3] = ["the optimizer", "clip_norm", "the memory that is trained in"];
+
 /// What must be the same on all members, as a message.
-fn describe(shapes: &[Shape], optimizer: &Optimizer, clip_norm: Option<f64>) -> Vec<u8> {
+fn describe(shapes: &[Shape], optimizer: &Optimizer, clip_norm: Option<f64>, is_on_gpus: bool) -> Vec<u8> {
     let mut sorted = shapes.iter().collect::<Vec<_>>();
     sorted.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut fields = vec![format!("{optimizer:?}"), format!("{clip_norm:?}")];
+    let memory = if is_on_gpus {
+        "that of GPUs (its executor is of Executor.for_vram)"
+    } else {
+        "that of hosts (its executor is of Executor.for_ram)"
+    };
+    let mut fields = vec![format!("{optimizer:?}"), format!("{clip_norm:?}"), memory.to_owned()];
     for shape in sorted {
         let extents = shape.extents.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
         fields.extend([shape.name.clone(), shape.dtype.name().to_owned(), extents]);
@@ -556,7 +743,7 @@ fn describe(shapes: &[Shape], optimizer: &Optimizer, clip_norm: Option<f64>) -> 
 
 /// The shapes of a message of [`describe`]; `None` if it is none.
 fn described(fields: &[&[u8]]) -> Option<Vec<Shape>> {
-    let (triples, rest) = fields.get(2..)?.as_chunks::<3>();
+    let (triples, rest) = fields.get(COMMON.len()..)?.as_chunks::<3>();
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned).ok();
     let shape = |[name, dtype, extents]: &[&[u8]; 3]| {
         let extents = text(extents)?;
@@ -575,7 +762,7 @@ fn compare(shapes: &[Shape], own: &[u8], all: &[Vec<u8>], seat: usize) -> Result
         Err(Error::Disagreed { field, mine, theirs, index })
     };
     let (mine, theirs) = (unpack(own).unwrap_or_default(), unpack(&all[index]).unwrap_or_default());
-    for (position, field) in ["the optimizer", "clip_norm"].into_iter().enumerate() {
+    for (position, field) in COMMON.into_iter().enumerate() {
         if mine.get(position) != theirs.get(position) {
             let word = |fields: &[&[u8]]| {
                 fields

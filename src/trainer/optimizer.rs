@@ -67,6 +67,12 @@ impl Optimizer {
     }
 }
 
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::F64(Vec::new())
+    }
+}
+
 /// Private numbers of one element type.
 #[derive(Debug)]
 pub(crate) enum Buffer {

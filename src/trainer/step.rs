@@ -12,7 +12,7 @@ use crate::vocabulary::Dtype;
 use super::agreement::{Contribution, Entry};
 use super::host::Sums;
 use super::optimizer::Buffer;
-use super::{Progress, Shard, Trainer, part, part_mut};
+use super::{Progress, Shard, Trainer, part};
 
 /// Bytes that are worked on between two looks at the deadline.
 const PIECE: usize = 1 << 20;
@@ -37,12 +37,17 @@ pub struct StepReport {
     pub seconds: f64,
 }
 
+/// What gradients of this norm are multiplied by so that their norm is at most `limit`.
+pub(super) fn clip_scale(limit: f64, norm: f64) -> f64 {
+    (limit / (norm + NORM_GUARD)).min(1.0)
+}
+
 /// Adds up the time spent in waits.
 #[derive(Default)]
-struct Watch(Duration);
+pub(super) struct Watch(Duration);
 
 impl Watch {
-    fn time<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+    pub(super) fn time<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = wait();
         self.0 += start.elapsed();
@@ -86,7 +91,9 @@ impl Trainer {
             return Err(error);
         }
         // With clipping the norm shows it; without, every gradient must be known to be finite before the first update.
-        let finite = weight == 0.0 || self.core.clip_norm.is_some() || {
+        // On GPUs it is seen in what the gradients are reduced to.
+        let is_seen_later = self.core.clip_norm.is_some() || self.core.vram().is_some();
+        let finite = weight == 0.0 || is_seen_later || {
             let found = self.own_gradients_are_finite(kernels, deadline);
             found.inspect_err(|error| self.core.members.refuse(error))?
         };
@@ -101,7 +108,16 @@ impl Trainer {
         let mut skipped = all.iter().any(|member| member.weight > 0.0 && !member.finite);
         let mut gradient_norm = None;
         if !skipped {
-            let apply = self.apply(kernels, &mut progress, &shares, &mut watch, deadline);
+            let apply = match self.core.vram() {
+                None => self.apply(kernels, &mut progress, &shares, &mut watch, deadline),
+                Some(vram) => {
+                    let update = progress.updates.saturating_add(1);
+                    let rule = Rule { optimizer: &self.core.optimizer, update };
+                    let (members, clip_norm) = (&self.core.members, self.core.clip_norm);
+                    vram.apply(members, rule, (clip_norm, &shares), &mut watch, deadline)
+                        .map_err(|error| error.of_member(members.seat()))
+                }
+            };
             (gradient_norm, skipped) = self.broken(apply)?;
         }
         if !skipped {
@@ -129,7 +145,7 @@ impl Trainer {
         let update = progress.updates.saturating_add(1);
         let rule = Rule { optimizer: &self.core.optimizer, update };
         let Progress { shards, crossing, .. } = progress;
-        let sums = if self.core.hosts.is_one() {
+        let sums = if self.core.ram()?.hosts.is_one() {
             None
         } else {
             Some(watch.time(|| self.cross_gradients(kernels, crossing, shares, deadline))?)
@@ -144,8 +160,7 @@ impl Trainer {
                 if !norm.is_finite() {
                     return Ok((gradient_norm, true));
                 }
-                let scale = (limit / (norm + NORM_GUARD)).min(1.0);
-                update_from_reduced(self, kernels, shards, rule, scale, deadline)?;
+                update_from_reduced(self, kernels, shards, rule, clip_scale(limit, norm), deadline)?;
             }
         }
         watch.time(|| {
@@ -156,7 +171,7 @@ impl Trainer {
     }
 
     fn own_gradients_are_finite(&self, kernels: Table, deadline: &Deadline<'_>) -> Result<bool> {
-        let gradients = part(&*self.core.gradients, self.core.members.seat())?;
+        let gradients = part(&*self.core.ram()?.gradients, self.core.members.seat())?;
         for region in &self.core.layout.regions {
             for piece in pieces(region.bytes.clone()) {
                 deadline.check_interrupt("trainer.step")?;
@@ -221,7 +236,7 @@ impl Trainer {
         sources: &[Source<'_>],
         piece: Range<usize>,
     ) -> Result<()> {
-        let mut parameters = part_mut(&*self.core.parameters, self.core.hosts.first())?;
+        let mut parameters = self.core.ram()?.parameters()?;
         let mut parameters = parameters.part(piece.clone())?;
         let mut wholes = owned.states.iter_mut().map(Buffer::span_mut).collect::<Vec<_>>();
         let range = below(&piece, owned.start);

@@ -11,7 +11,8 @@ use crate::sys::{Deadline, SpanMut};
 use super::agreement::{Entry, pack, unpack};
 use super::bucket::Entry as Place;
 use super::optimizer::Buffer;
-use super::{Progress, Shard, Trainer, open_shards, part, part_mut};
+use super::vram::Copied;
+use super::{Progress, Shard, Trainer, open_shards, part};
 
 /// The part of a parameter that lies in a shard: its first element, and its bytes in the flat memory.
 struct Cut<'a> {
@@ -88,16 +89,29 @@ impl Trainer {
         folder: &Path,
         deadline: &Deadline<'_>,
     ) -> Result<FileRecord> {
-        let parameters = part(&*self.core.parameters, self.core.hosts.first())?;
+        // What lies on a GPU is copied first.
+        let copied = self.core.vram().map(|vram| vram.copied(deadline)).transpose()?;
+        let ranges = match self.core.vram() {
+            None => progress.shards.iter().map(|shard| shard.bytes.clone()).collect::<Vec<_>>(),
+            Some(vram) => vram.owned().collect(),
+        };
         let mut pieces = Vec::new();
-        for shard in &progress.shards {
-            for cut in self.cuts(&shard.bytes) {
+        for (position, range) in ranges.iter().enumerate() {
+            let (parameters, states) = match &copied {
+                None => {
+                    let ram = self.core.ram()?;
+                    let whole = part(&*ram.parameters, ram.hosts.first())?;
+                    (whole.part(range.clone())?, &progress.shards[position].states)
+                }
+                Some(copied) => (copied[position].parameters.span(), &copied[position].states),
+            };
+            for cut in self.cuts(range) {
                 let (name, dtype) = (cut.place.shape.name.as_str(), cut.place.shape.dtype);
-                let bytes = parameters.part(cut.bytes.clone())?;
+                let within = cut.bytes.start - range.start..cut.bytes.end - range.start;
+                let bytes = parameters.part(within.clone())?;
                 pieces.push(Piece { kind: PARAMETER, name, dtype, start: cut.first, bytes });
-                for (kind, state) in self.core.optimizer.states().iter().zip(&shard.states) {
-                    let range = cut.bytes.start - shard.bytes.start..cut.bytes.end - shard.bytes.start;
-                    let bytes = state.span().part(range)?;
+                for (kind, state) in self.core.optimizer.states().iter().zip(states) {
+                    let bytes = state.span().part(within.clone())?;
                     pieces.push(Piece { kind, name, dtype, start: cut.first, bytes });
                 }
             }
@@ -159,7 +173,9 @@ impl Trainer {
                     // From here on the parameters of all may be half read.
                     let agreed = self.agree(shards, |_| Vec::new(), deadline);
                     progress.shards = self.broken(agreed)?.0;
-                    if !self.core.hosts.is_one() {
+                    if let Some(vram) = self.core.vram() {
+                        self.broken(vram.gather(deadline))?;
+                    } else if !self.core.ram()?.hosts.is_one() {
                         let crossed = self.cross_parameters(&mut progress.crossing, deadline);
                         self.broken(crossed.and_then(|()| self.core.members.fence(deadline)))?;
                     }
@@ -236,25 +252,47 @@ impl Trainer {
 
     /// Reads this member's shards: parameters for all members of the host, state for itself.
     fn fill(&self, manifest: &Manifest, contents: &Contents, deadline: &Deadline<'_>) -> Result<Vec<Shard>> {
+        if let Some(vram) = self.core.vram() {
+            let mut copied = vram.copied(deadline)?;
+            for (range, copied) in vram.owned().zip(&mut copied) {
+                let Copied { parameters, states } = copied;
+                self.fill_shard(contents, &range, parameters.span_mut(), states, deadline)?;
+            }
+            vram.take(&copied, deadline)?;
+            return Ok(Vec::new());
+        }
         let (seat, count) = (self.core.members.seat(), self.core.members.count());
         let mut shards =
             open_shards(&self.core.layout, &self.core.optimizer, self.core.clip_norm.is_some(), seat, count)?;
         for shard in &mut shards {
             let range = shard.bytes.clone();
-            for cut in self.cuts(&range) {
-                let read = |kind: &str, mut target: SpanMut<'_>| {
-                    contents.read(kind, &cut.place.shape.name, cut.first, &mut target, deadline)
-                };
-                let mut parameters = part_mut(&*self.core.parameters, self.core.hosts.first())?;
-                read(PARAMETER, parameters.part(cut.bytes.clone())?)?;
-                let bytes = cut.bytes.start - range.start..cut.bytes.end - range.start;
-                for (kind, state) in self.core.optimizer.states().iter().zip(&mut shard.states) {
-                    read(kind, Buffer::span_mut(state).part(bytes.clone())?)?;
-                }
-            }
+            let parameters = self.core.ram()?.parameters()?.into_part(range.clone())?;
+            self.fill_shard(contents, &range, parameters, &mut shard.states, deadline)?;
         }
         tracing::debug!(step = manifest.step, files = manifest.files.len(), "loaded");
         Ok(shards)
+    }
+
+    /// Reads what lies in a range of the layout: parameters and states that begin with it.
+    fn fill_shard(
+        &self,
+        contents: &Contents,
+        range: &Range<usize>,
+        mut parameters: SpanMut<'_>,
+        states: &mut [Buffer],
+        deadline: &Deadline<'_>,
+    ) -> Result<()> {
+        for cut in self.cuts(range) {
+            let read = |kind: &str, mut target: SpanMut<'_>| {
+                contents.read(kind, &cut.place.shape.name, cut.first, &mut target, deadline)
+            };
+            let within = cut.bytes.start - range.start..cut.bytes.end - range.start;
+            read(PARAMETER, parameters.part(within.clone())?)?;
+            for (kind, state) in self.core.optimizer.states().iter().zip(&mut *states) {
+                read(kind, Buffer::span_mut(state).part(within.clone())?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Agrees on a part of a call; an end of the deadline here ends the group, since the others wait for this member.

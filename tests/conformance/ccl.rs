@@ -18,6 +18,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("ccl.once", once),
     ("ccl.versions", versions),
     ("ccl.late", late),
+    ("ccl.late_start", late_start),
 ];
 
 /// Where the output of a call begins in an arena; the input begins at 0.
@@ -353,12 +354,16 @@ fn what_cannot_be_done_is_refused_before_a_gpu_works_and_the_mesh_goes_on() {
 
 /// One call, whose error is told; then one that finds the group ended.
 fn once(index: usize, _: usize, _: &str) {
+    call_once(index, Duration::from_secs(20));
+}
+
+fn call_once(index: usize, limit: Duration) {
     let member = Member::new(index);
     say("inside");
     let run = |deadline: &Deadline<'_>| {
         member.run((Verb::AllReduce, ReduceOp::Sum, 0), None, vec![1.0_f32; 9], deadline)
     };
-    match run(&soon()) {
+    match run(&Deadline::after(limit)) {
         Ok(values) => say(&format!("gave {values:?}")),
         Err(error) => say(&format!("error {error:?} {}", error.chain())),
     }
@@ -392,13 +397,113 @@ fn the_vendors_refusal_names_member_and_gpu() {
                 assert!(output.contains(&format!(" on GPU {index} (")), "{output}");
             } else {
                 // The other was refused, and left, before this one made the call.
-                assert!(output.contains(&format!("error Lost {{ index: {}", 1 - index)), "{output}");
+                assert_hears(output, 1 - index, "ncclAllReduce returned 3");
             }
             assert!(output.contains("later "), "{output}");
         }
         assert_eq!(stand_in.count("ncclCommAbort"), 2);
         stand_in.assert_nothing_left();
     });
+}
+
+/// Says that a member was lost, and what a vendor's library had refused on its GPU.
+fn assert_hears(output: &str, index: usize, words: &str) {
+    assert_in_order(output, &[&format!("error Lost {{ index: {index}"), &format!("GPU {index} ("), words]);
+}
+
+fn assert_in_order(output: &str, words: &[&str]) {
+    let mut rest = output;
+    for word in words {
+        let at = rest.find(word).unwrap_or_else(|| panic!("`{word}` is missing or too early\n{output}"));
+        rest = &rest[at..];
+    }
+}
+
+/// How one member of two ends, and what the other hears of it, for lines of the file of answers that count for index 1.
+fn refused_at_one(more: &str, role: &str, own: &[&str], heard: &str) {
+    on_both(2, role, more, |stand_in, outcomes| {
+        assert_all_succeeded(outcomes);
+        assert_in_order(&outcomes[1].output, own);
+        assert_hears(&outcomes[0].output, 1, heard);
+        assert!(outcomes.iter().all(|outcome| outcome.output.contains("later ")), "{}", transcript(outcomes));
+        stand_in.assert_nothing_left();
+    });
+}
+
+#[test]
+fn a_member_that_the_vendor_refuses_is_heard_by_the_others_with_gpu_and_remedy() {
+    // In a call, while members join, while the GPUs work, and by the driver below the library.
+    let gpu = " on GPU 1 (";
+    for (more, call, remedy, words) in [
+        (
+            "at 1 fault ncclAllReduce 1 3\n",
+            "ncclAllReduce returned 3",
+            "try another version",
+            "internal error",
+        ),
+        (
+            "at 1 fault ncclCommInitRankConfig 1 1\n",
+            "ncclCommInitRankConfig returned 1",
+            "memory that it has not",
+            "",
+        ),
+        (
+            "at 1 fault init 1 5\n",
+            "ncclCommInitRankConfig returned 5",
+            "NCCL_MULTI_RANK_GPU_ENABLE=1",
+            "invalid usage",
+        ),
+        ("at 1 fault ncclGroupEnd 1 2\n", "ncclGroupEnd returned 2", "ulimit -n", "unhandled system error"),
+        (
+            "stall work 3 700\nat 1 fault async 1 6\n",
+            "returned 6",
+            "look at its error first",
+            "remote process exited",
+        ),
+    ] {
+        let own = ["error Vendor", "index 1: ", gpu, call, remedy, words];
+        refused_at_one(more, "ccl.once", &own, call);
+    }
+}
+
+#[test]
+fn a_start_that_stalls_ends_at_the_deadline_with_member_gpu_and_remedy() {
+    let own = [
+        "error TimedOut",
+        "index 1: ncclCommInitRankConfig",
+        "NCCL_SOCKET_IFNAME",
+        "on GPU 1 (",
+        "timed out",
+    ];
+    refused_at_one("at 0 stall init 1 1500\n", "ccl.late_start", &own, "timed out");
+}
+
+/// As `once`; index 1 waits less long than members take to reach each other.
+fn late_start(index: usize, _: usize, _: &str) {
+    call_once(index, if index == 1 { Duration::from_millis(500) } else { Duration::from_secs(20) });
+}
+
+#[test]
+fn a_member_that_dies_while_members_join_is_lost_on_the_others() {
+    let stand_in = StandIn::collective(&nvidia(3, "stall init 1 1500\n"), false);
+    dies_inside(&stand_in, "joining a communicator of GPUs");
+}
+
+#[test]
+fn a_library_that_is_too_old_is_told_to_all_with_the_remedy() {
+    let (folder, stand_in) = (Folder::new(), StandIn::new(&nvidia(2, "")));
+    for (index, version) in [(0, 22705), (1, 21704)] {
+        StandIn::wheel(&folder.path().join(index.to_string()), version);
+    }
+    let argument = folder.path().display().to_string();
+    let outcomes = stand_in.apply(Setup::new(2, "ccl.versions").argument(&argument)).start().finish();
+    assert_all_succeeded(&outcomes);
+    for Outcome { output, .. } in &outcomes {
+        let remedy = "install the package nvidia-nccl-cu12";
+        let words = ["is version 2.17.4, and 2.18.1 is the oldest"];
+        assert_in_order(output, &[&["error Unsupported", "index 1 on GPU 1 (", remedy][..], &words].concat());
+    }
+    stand_in.assert_nothing_left();
 }
 
 /// Member 1 finds another NCCL than member 0.
@@ -427,6 +532,11 @@ fn different_versions_are_told_with_both_members() {
 fn a_member_that_dies_while_the_gpus_work_is_lost_on_the_others() {
     // The third operation of a stream is the collective: the arena's zeros and the values come before.
     let stand_in = StandIn::collective(&nvidia(3, "stall work 3 1500\n"), false);
+    dies_inside(&stand_in, "all_reduce of ");
+}
+
+/// Kills index 1 of three in the middle of what the stand-in makes long; the others say in what it was lost.
+fn dies_inside(stand_in: &StandIn, phase: &str) {
     let mut run = stand_in.apply(Setup::new(3, "ccl.once")).start();
     for position in 0..3 {
         run.wait_for(position, "inside");
@@ -440,7 +550,7 @@ fn a_member_that_dies_while_the_gpus_work_is_lost_on_the_others() {
     for index in [0, 2] {
         let output = &outcomes[index].output;
         assert!(outcomes[index].succeeded() && output.contains("error Lost { index: 1"), "{output}");
-        assert!(output.contains("later "), "{output}");
+        assert!(output.contains(phase) && output.contains("later "), "{output}");
     }
 }
 

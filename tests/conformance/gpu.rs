@@ -19,6 +19,7 @@ use crate::harness::{Folder, Outcome, Role, Setup, assert_all_succeeded, say, tr
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("gpu.rules", rules),
     ("gpu.refuse", refuse),
+    ("gpu.wrong", wrong),
     ("gpu.choose", choose),
     ("gpu.mesh", mesh),
     ("gpu.own", own),
@@ -244,6 +245,51 @@ fn a_driver_that_cannot_be_used_is_an_error_with_the_remedy_before_its_own_words
             rest = &rest[at..];
         }
     }
+}
+
+#[test]
+fn a_member_without_a_driver_or_a_gpu_says_its_index_and_what_it_wanted() {
+    let gpu = format!("GPU 1 (NVIDIA H100, {})", uuid(1));
+    for (more, names, words) in [
+        ("", &["libnvidia-ml.so.1"][..], [": CUDA on this machine for ", &gpu, "install it", "libcuda.so.1"]),
+        (
+            "cuda 11020\n",
+            &["libcuda.so.1", "libnvidia-ml.so.1"],
+            [": CUDA on this machine for ", &gpu, "CUDA 11.2", "install a newer driver"],
+        ),
+        (
+            "fault cuStreamCreate 2 2\n",
+            &["libcuda.so.1", "libnvidia-ml.so.1"],
+            [": ", &gpu, "end what else uses it", "out of memory"],
+        ),
+    ] {
+        let stand_in = StandIn::with(&nvidia(2, more), names, &[]);
+        let outcomes = stand_in.apply(Setup::new(2, "gpu.refuse")).start().finish();
+        assert_all_succeeded(&outcomes);
+        for (index, Outcome { output, .. }) in outcomes.iter().enumerate() {
+            let mut rest = output.as_str();
+            for word in [&[format!("index {index}").as_str()][..], &words].concat() {
+                let at =
+                    rest.find(word).unwrap_or_else(|| panic!("`{word}` is missing or too early\n{output}"));
+                rest = &rest[at..];
+            }
+        }
+    }
+    // A wrong GPU is told before anything of the driver is called.
+    let stand_in = StandIn::new(&nvidia(2, ""));
+    let outcomes = stand_in.apply(Setup::new(2, "gpu.wrong")).start().finish();
+    assert_all_succeeded(&outcomes);
+    for (index, Outcome { output, .. }) in outcomes.iter().enumerate() {
+        let words = format!("index {index}: there is no GPU 2: this process sees GPU 0 (");
+        assert!(output.contains(&words) && output.contains(&gpu), "{output}");
+    }
+    assert_eq!(stand_in.count("cuInit"), 0);
+}
+
+/// Asks for a GPU that is not there.
+fn wrong(_: usize, _: usize, _: &str) {
+    let options = VramOptions { devices: Some(vec![2]), ..options() };
+    say(&Executor::for_vram(&options).expect_err("there are two").to_string());
 }
 
 #[test]

@@ -12,3 +12,4 @@ pub(crate) mod members;
 pub(crate) mod pairs;
 pub(crate) mod parts;
 pub(crate) mod trainer;
+pub(crate) mod vram;

@@ -11,6 +11,12 @@ use super::{Folder, Setup};
 /// The names that programs ask for: all are one library, so that they see each other's memory and streams.
 const NAMES: &[&str] = &["libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so.6"];
 
+/// The compilers of kernels.
+const COMPILERS: &[&str] = &["libnvrtc.so.12", "libhiprtc.so.6"];
+
+/// What the stand-in compiles of the product: the source of the kernels.
+const KERNELS: &str = "src/sys/kernel/gpu/step.cu";
+
 /// A folder with the libraries, what they answer, and what was called.
 pub(crate) struct StandIn(Folder);
 
@@ -25,6 +31,16 @@ impl StandIn {
         let (name, flags): (_, &[&str]) =
             if is_amd { ("librccl.so.1", &["-DRCCL"]) } else { ("libnccl.so.2", &[]) };
         Self::with(answers, &[NAMES, &[name]].concat(), flags)
+    }
+
+    /// With all libraries, NCCL or RCCL, and the compilers of kernels.
+    pub(crate) fn whole(answers: &str, is_amd: bool) -> Self {
+        let whole = Self::collective(answers, is_amd);
+        let library = fs::read_link(whole.path(NAMES[0])).expect("a link");
+        for name in COMPILERS {
+            symlink(&library, whole.path(name)).expect("the folder is writable");
+        }
+        whole
     }
 
     /// Puts an NCCL of a version where a wheel below a folder has it.
@@ -87,7 +103,8 @@ pub(super) fn build(name: &str, flags: &[&str]) -> PathBuf {
     files.sort();
     let mut hasher = DefaultHasher::new();
     flags.hash(&mut hasher);
-    for file in &files {
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
+    for file in files.iter().chain([&kernels]) {
         fs::read(file).expect("it is of the repository").hash(&mut hasher);
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -102,6 +119,7 @@ pub(super) fn build(name: &str, flags: &[&str]) -> PathBuf {
             .arg(&fresh)
             .args(flags)
             .args(sources)
+            .arg("-lm")
             .status();
         assert!(status.expect("a C compiler can be run").success(), "{name} must compile");
         let put = fs::hard_link(&fresh, &library);

@@ -197,12 +197,41 @@ mesh.barrier()
 """
 
 
+TRAINER = """
+single = (ctypes.c_float * 6)(*[float(index + position) for position in range(6)])
+start = {"weight": memoryview(single).cast("B").cast("f", (2, 3)), "bias": memoryview(single).cast("B").cast("f")[:2]}
+optimizer = uform.SGD(1.0)
+trainer = uform.Trainer(mesh, start, optimizer)
+weight, gradient = trainer.parameters["weight"], trainer.gradients["weight"]
+assert (weight.shape, weight.read_only, gradient.read_only) == ((2, 3), True, False)
+assert weight.__dlpack_device__() == (2, index)
+assert weight.__cuda_array_interface__["data"][1] and not gradient.__cuda_array_interface__["data"][1]
+assert read(address_of(weight), 6) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+# On the default stream, which the step waits for.
+write(address_of(gradient), [1.0 + index, 2.0, 3.0, 4.0, 5.0, 6.0], 1)
+report = trainer.step()
+assert (report.step, report.weight, report.skipped) == (1, 2.0, False), report
+assert read(address_of(weight), 6) == [-1.5, -1.0, -1.0, -1.0, -1.0, -1.0]
+with trainer.edit() as parameters:
+    write(address_of(parameters["bias"]), [7.0 + index, 8.0])
+    idle(stream.value)
+assert read(address_of(trainer.parameters["bias"]), 2) == [7.0, 8.0]
+trainer.save(os.path.join(os.path.dirname(__file__), "saved"), step=3)
+host = uform.Trainer(mesh.on(uform.Executor.for_ram(1)), start, optimizer)
+assert host.load(os.path.join(os.path.dirname(__file__), "saved")) == 3
+assert memoryview(host.parameters["weight"]).tolist() == [[-1.5, -1.0, -1.0], [-1.0, -1.0, -1.0]]
+assert trainer.deferred().step().wait(30) is not None
+del trainer, weight, gradient, parameters, host, report
+mesh.barrier()
+"""
+
+
 def run_on_gpus(folder: Path, source: str) -> list[str]:
     """Run a program in two processes that see two GPUs; give the calls of the stand-ins."""
     sources = map(str, sorted((ROOT / "tests" / "c" / "stand_in").glob("*.c")))
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
-    subprocess.run([*command, "-o", str(folder / "stand_in.so"), *sources], check=True)
-    for name in ("libnvidia-ml.so.1", "libcuda.so.1", "libnccl.so.2"):
+    subprocess.run([*command, "-o", str(folder / "stand_in.so"), *sources, "-lm"], check=True)
+    for name in ("libnvidia-ml.so.1", "libcuda.so.1", "libnccl.so.2", "libnvrtc.so.12"):
         (folder / name).symlink_to("stand_in.so")
     answers, rest = (
         ["init 0", "count 2", "cuda 12080", "delay 3000"],
@@ -238,3 +267,9 @@ def test_verbs_take_arrays_of_an_arena_on_gpus(tmp_path: Path) -> None:
 def test_verbs_take_arrays_of_other_libraries_behind_their_work(tmp_path: Path) -> None:
     called = run_on_gpus(tmp_path, FOREIGN)
     assert called.count("ncclCommAbort") == 0, called
+
+
+def test_a_trainer_lies_on_the_gpus(tmp_path: Path) -> None:
+    called = run_on_gpus(tmp_path, TRAINER)
+    assert called.count("cuModuleUnload") == 2, called
+    assert called.count("ncclReduceScatter") == 4, called

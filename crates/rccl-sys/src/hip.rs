@@ -102,6 +102,16 @@ table! {
     memcpy_dtod_async = "hipMemcpyDtoDAsync": fn(u64, u64, usize, Handle) -> c_int;
     /// Sets bytes to a value.
     memset_d8_async = "hipMemsetD8Async": fn(u64, u8, usize, Handle) -> c_int;
+    /// Loads code.
+    module_load_data = "hipModuleLoadData": fn(*mut Handle, *const c_void) -> c_int;
+    /// Unloads it.
+    module_unload = "hipModuleUnload": fn(Handle) -> c_int;
+    /// A function of it.
+    module_get_function = "hipModuleGetFunction": fn(*mut Handle, Handle, *const c_char) -> c_int;
+    /// Puts a function into a stream: the grid, the block, shared memory, the stream, and a pointer to each argument.
+    module_launch_kernel = "hipModuleLaunchKernel": fn(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+    ) -> c_int;
 }
 
 impl Hip {

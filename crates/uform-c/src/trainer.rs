@@ -80,9 +80,9 @@ verbs! {
     ) {
         let (pointer, byte_count) = (Out::new(pointer, "pointer")?, Out::new(byte_count, "byte_count")?);
         let view = handle::get::<Held>(trainer)?.0.parameter(argument::text("name", name)?)?;
-        let span = view.span()?;
-        pointer.put(span.pointer().cast());
-        byte_count.put(span.byte_count());
+        let (start, bytes) = view.place()?;
+        pointer.put(start.cast());
+        byte_count.put(bytes);
         Ok(())
     }
 
@@ -232,7 +232,7 @@ fn report_of(done: &uform::StepReport) -> StepReport {
 
 /// Tells C where a view lies: it stays there as long as the trainer, which keeps the memory.
 fn locate(view: &ViewMut, (pointer, byte_count): (Out<*mut c_void>, Out<usize>)) -> Result<()> {
-    let (start, bytes) = view.with_span(|span| (span.pointer(), span.byte_count()))?;
+    let (start, bytes) = view.place()?;
     pointer.put(start.cast());
     byte_count.put(bytes);
     Ok(())

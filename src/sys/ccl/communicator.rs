@@ -13,6 +13,11 @@ use crate::vocabulary::{Dtype, ReduceOp};
 /// What a call or a state is that has not ended.
 const IN_PROGRESS: c_int = 7;
 
+/// The call that takes as long as members need to reach each other, and how messages name it.
+const INIT: &str = "ncclCommInitRankConfig";
+const INIT_PHASE: &str = "ncclCommInitRankConfig (members do not reach each other: NCCL_SOCKET_IFNAME names the interface to use, \
+                          NCCL_DEBUG=INFO prints how far each came)";
+
 /// The longest pause between two questions.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -128,7 +133,6 @@ impl Communicator {
         peers: &mut dyn FnMut() -> Result<()>,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
-        const CALL: &str = "ncclCommInitRankConfig";
         let mut config = Config::new(library.vendor, library.version).nonblocking();
         let mut handle: Comm = std::ptr::null_mut();
         let code = {
@@ -151,8 +155,8 @@ impl Communicator {
             count,
             library: Arc::clone(library),
         };
-        made.accept(CALL, code)?;
-        made.settle(&made.lock(), CALL, peers, deadline)?;
+        made.accept(INIT, code)?;
+        made.settle(&made.lock(), INIT, peers, deadline)?;
         Ok(made)
     }
 
@@ -182,7 +186,9 @@ impl Communicator {
         peers: &mut dyn FnMut() -> Result<()>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        self.until(call, peers, deadline, |own| own.state(handle, call).map(|state| state != IN_PROGRESS))
+        // The function's name alone helps nobody whose members do not reach each other.
+        let phase = if call == INIT { INIT_PHASE } else { call };
+        self.until(phase, peers, deadline, |own| own.state(handle, call).map(|state| state != IN_PROGRESS))
     }
 
     fn until(

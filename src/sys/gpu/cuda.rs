@@ -20,8 +20,8 @@ const OLDEST: c_int = 11_040;
 /// What the table needs is what cudarc declares: this does not compile where they differ in a number or an order of arguments.
 const _: () = {
     use sys::{
-        CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemorytype, CUpointer_attribute, CUresult, CUstream,
-        CUuuid,
+        CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUmemorytype, CUmodule,
+        CUpointer_attribute, CUresult, CUstream, CUuuid,
     };
     let _: unsafe fn(c_uint) -> CUresult = sys::cuInit;
     let _: unsafe fn(*mut c_int) -> CUresult = sys::cuDriverGetVersion;
@@ -43,6 +43,25 @@ const _: () = {
     let _: unsafe fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult = sys::cuMemcpyDtoDAsync_v2;
     let _: unsafe fn(CUdeviceptr, u8, usize, CUstream) -> CUresult = sys::cuMemsetD8Async;
     let _: unsafe fn(*mut c_void, CUpointer_attribute, CUdeviceptr) -> CUresult = sys::cuPointerGetAttribute;
+    let _: unsafe fn(*mut c_int, CUdevice_attribute, CUdevice) -> CUresult = sys::cuDeviceGetAttribute;
+    let _: unsafe fn(*mut CUmodule, *const c_void) -> CUresult = sys::cuModuleLoadData;
+    let _: unsafe fn(CUmodule) -> CUresult = sys::cuModuleUnload;
+    let _: unsafe fn(*mut CUfunction, CUmodule, *const c_char) -> CUresult = sys::cuModuleGetFunction;
+    // Grid, block and shared memory are all of one type: their order is the manual's.
+    #[allow(clippy::type_complexity, reason = "the driver's function has eleven arguments")]
+    let _: unsafe fn(
+        CUfunction,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        CUstream,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    ) -> CUresult = sys::cuLaunchKernel;
     let _: unsafe fn(*mut CUcontext, CUdevice) -> CUresult = sys::cuDevicePrimaryCtxRetain;
     let _: unsafe fn(CUdevice) -> CUresult = sys::cuDevicePrimaryCtxRelease_v2;
     let _: unsafe fn(CUcontext) -> CUresult = sys::cuCtxPushCurrent_v2;
@@ -55,6 +74,14 @@ const _: () = {
     assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_int == code::MEMORY_KIND);
     assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as c_int == code::IS_MANAGED);
     assert!(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_int == code::MEMORY_DEVICE);
+    assert!(
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as c_int == code::CAPABILITY[0]
+            && CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as c_int
+                == code::CAPABILITY[1]
+    );
+    assert!(sys::CUresult::CUDA_ERROR_INVALID_PTX as c_int == code::INVALID_PTX);
+    assert!(sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as c_int == code::UNSUPPORTED_PTX);
+    assert!(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as c_int == code::NO_BINARY);
     assert!(CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 == code::GPU_MEMORY);
     assert!(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int == code::OUT_OF_MEMORY);
     assert!(sys::CUresult::CUDA_ERROR_NOT_READY as c_int == code::NOT_READY);
@@ -109,6 +136,11 @@ pub(super) fn load() -> Result<Table> {
         copy: function!("cuMemcpyDtoDAsync_v2"),
         fill: function!("cuMemsetD8Async"),
         pointer: Some(function!("cuPointerGetAttribute")),
+        attribute: Some(function!("cuDeviceGetAttribute")),
+        module_load: function!("cuModuleLoadData"),
+        module_unload: function!("cuModuleUnload"),
+        module_function: function!("cuModuleGetFunction"),
+        launch: function!("cuLaunchKernel"),
         identity: Identity::Uuid(function!("cuDeviceGetUuid_v2")),
         currency: Currency::Context {
             retain: function!("cuDevicePrimaryCtxRetain"),
@@ -164,5 +196,8 @@ const NAMES: Names = Names {
     copy_out: "cuMemcpyDtoHAsync_v2",
     copy: "cuMemcpyDtoDAsync_v2",
     fill: "cuMemsetD8Async",
+    module_load: "cuModuleLoadData",
+    module_function: "cuModuleGetFunction",
+    launch: "cuLaunchKernel",
     enter: "cuCtxPushCurrent_v2",
 };

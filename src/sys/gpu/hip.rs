@@ -42,6 +42,11 @@ pub(super) fn load() -> Result<Table> {
         fill: hip.memset_d8_async,
         // What it answers was numbered anew between two of its versions.
         pointer: None,
+        attribute: None,
+        module_load: hip.module_load_data,
+        module_unload: hip.module_unload,
+        module_function: hip.module_get_function,
+        launch: hip.module_launch_kernel,
         // Not by its UUID, which has another form than the one that the kernel's driver tells.
         identity: Identity::Address(hip.device_get_pci_bus_id),
         currency: Currency::Number { get: hip.get_device, set: hip.set_device },
@@ -66,5 +71,8 @@ const NAMES: Names = Names {
     copy_out: "hipMemcpyDtoHAsync",
     copy: "hipMemcpyDtoDAsync",
     fill: "hipMemsetD8Async",
+    module_load: "hipModuleLoadData",
+    module_function: "hipModuleGetFunction",
+    launch: "hipModuleLaunchKernel",
     enter: "hipSetDevice",
 };

@@ -5,11 +5,100 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{GpuSpan, Memory, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::{Deadline, Span, SpanMut};
 
 /// How long dropping a region waits for work on its stream.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Some bytes of a region, for as long as that lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    region: &'a Region,
+    start: usize,
+    byte_count: usize,
+}
+
+impl<'a> Part<'a> {
+    /// How many bytes.
+    #[must_use]
+    pub const fn byte_count(&self) -> usize {
+        self.byte_count
+    }
+
+    /// The region.
+    #[must_use]
+    pub const fn region(&self) -> &'a Region {
+        self.region
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.byte_count
+    }
+
+    /// The address in the GPU's terms.
+    ///
+    /// # Errors
+    /// None: it is within.
+    pub fn address(&self) -> Result<u64> {
+        self.region.address(&self.range())
+    }
+
+    /// The bytes as a call takes them.
+    ///
+    /// # Errors
+    /// None: they are within.
+    pub fn span(&self) -> Result<GpuSpan<'a>> {
+        self.region.span(&self.range())
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Errors
+    /// `Invalid` if they are not within.
+    pub fn part(&self, range: &Range<usize>) -> Result<Self> {
+        if range.start <= range.end && range.end <= self.byte_count {
+            return Ok(Self { start: self.start + range.start, byte_count: range.len(), ..*self });
+        }
+        let reason = format!("must lie within {} bytes of a GPU's memory", self.byte_count);
+        Err(Error::invalid("byte range", format!("{}..{}", range.start, range.end), "GPU memory", reason))
+    }
+
+    /// As [`Region::write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&self, source: Span<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        self.region.write(&self.range(), source, deadline)
+    }
+
+    /// As [`Region::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, target: SpanMut<'_>, deadline: &Deadline<'_>) -> Result<()> {
+        self.region.read(&self.range(), target, deadline)
+    }
+
+    /// Copies as many bytes of the same region's GPU there, behind what is on the stream.
+    ///
+    /// # Errors
+    /// `Invalid` for another length or another stream; `Vendor`.
+    pub fn copy_from(&self, source: &Part<'_>) -> Result<()> {
+        let stream = self.region.stream();
+        let (Some(to), Some(from)) = (&self.region.memory, &source.region.memory) else { return Ok(()) };
+        if !Arc::ptr_eq(stream, source.region.stream()) {
+            return Err(Error::invalid(
+                "source",
+                "another stream",
+                "GPU memory",
+                "must have the same stream",
+            ));
+        }
+        // SAFETY: both regions have this stream, and are given back when it is idle.
+        unsafe { stream.copy((to, &self.range()), (from, &source.range())) }
+    }
+}
 
 /// Bytes of a GPU's memory, and a stream of that GPU.
 pub struct Region {
@@ -69,6 +158,15 @@ impl Region {
         Ok(unsafe { GpuSpan::from_raw(device.vendor(), device.number(), address, range.len()) })
     }
 
+    /// A range of them that keeps its region borrowed.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not within.
+    pub fn part(&self, range: &Range<usize>) -> Result<Part<'_>> {
+        self.address(range)?;
+        Ok(Part { region: self, start: range.start, byte_count: range.len() })
+    }
+
     /// Copies bytes of the host there, behind what is on the stream, and waits for the end.
     ///
     /// # Errors
@@ -103,7 +201,7 @@ impl Drop for Region {
         let Some(memory) = self.memory.take() else { return };
         match self.stream.wait(&Deadline::after(DROP_LIMIT)) {
             // A GPU that has failed does nothing more with it.
-            Ok(()) | Err(crate::error::Error::Vendor { .. }) => drop(memory),
+            Ok(()) | Err(Error::Vendor { .. }) => drop(memory),
             Err(error) => {
                 tracing::debug!(%error, "memory of a GPU is left to the work on it");
                 memory.leak();

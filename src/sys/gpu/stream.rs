@@ -218,6 +218,16 @@ impl Stream {
         unsafe { self.mark(self.handle, other.0) }
     }
 
+    /// Has what is put here from now on wait for what was put into the default stream of its GPU, which itself waits for every
+    /// stream that was made without saying that it does not.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn follow_default(&self) -> Result<()> {
+        // SAFETY: a null handle stands for the default stream of the GPU that is current, which is there as long as that.
+        unsafe { self.mark(std::ptr::null_mut(), self.handle) }
+    }
+
     /// Has what is put here from now on wait for what was put into another stream of this process on the same GPU.
     ///
     /// # Errors

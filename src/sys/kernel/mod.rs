@@ -4,6 +4,7 @@
 //! alone, and no instruction set.
 
 mod class;
+pub mod gpu;
 mod lane;
 pub mod optimizer;
 pub mod reduce;

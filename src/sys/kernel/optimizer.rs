@@ -247,21 +247,21 @@ unsafe fn roll<R: Real, const NESTEROV: bool>(
 }
 
 /// The numbers of one update of AdamW that are the same for all elements.
-struct Adam {
-    beta1: f64,
-    beta2: f64,
-    epsilon: f64,
+pub(super) struct Adam {
+    pub(super) beta1: f64,
+    pub(super) beta2: f64,
+    pub(super) epsilon: f64,
     /// The learning rate with the bias correction of the first moment.
-    step_size: f64,
+    pub(super) step_size: f64,
     /// The root of the bias correction of the second moment.
-    root: f64,
+    pub(super) root: f64,
     /// What weight decay leaves of a parameter.
-    keep: f64,
+    pub(super) keep: f64,
 }
 
 impl Adam {
     /// Zeros for another optimizer.
-    fn new(rule: &Rule<'_>) -> Self {
+    pub(super) fn new(rule: &Rule<'_>) -> Self {
         let Optimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } = *rule.optimizer else {
             return Self { beta1: 0.0, beta2: 0.0, epsilon: 0.0, step_size: 0.0, root: 0.0, keep: 0.0 };
         };

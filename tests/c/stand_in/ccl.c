@@ -360,7 +360,10 @@ int ncclCommInitRankConfig(comm_t **result, int count, id_t_ id, int rank, confi
 
 int ncclCommGetAsyncError(comm_t *comm, int *state) {
     comm_of(comm, "ncclCommGetAsyncError");
-    int code = enter("ncclCommGetAsyncError"), async = enter("async");
+    pthread_mutex_lock(&lock);
+    int works = !comm->state && comm->active;
+    pthread_mutex_unlock(&lock);
+    int code = enter("ncclCommGetAsyncError"), async = works ? enter("async") : SUCCESS;
     pthread_mutex_lock(&lock);
     *state = async ? async : comm->state ? comm->state : comm->polls > 0 ? IN_PROGRESS : SUCCESS;
     if (!comm->state && comm->polls > 0) --comm->polls;

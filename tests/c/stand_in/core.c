@@ -100,6 +100,12 @@ static void read_line(char const *line) {
     instance_t i;
     rule_t r;
     int index;
+    int after = 0;
+    char const *own = getenv("UFORM_TEST_INDEX");
+    if (sscanf(line, "at %d %n", &index, &after) == 1 && after) {
+        if (own && atoi(own) == index) read_line(line + after);
+        return;
+    }
     memset(&d, 0, sizeof d), memset(&i, 0, sizeof i), memset(&r, 0, sizeof r);
     if (sscanf(line, "init %d", &init_code) == 1 || sscanf(line, "count %u", &counts[NVIDIA]) == 1) return;
     if (sscanf(line, "cuda %d", &cuda_version) == 1 || sscanf(line, "delay %u", &delay_microseconds) == 1) return;
@@ -511,9 +517,11 @@ __attribute__((destructor)) static void leave(void) {
     for (int v = 0; v < VENDORS; ++v)
         for (int d = 0; d < DEVICES; ++d) {
             device_t *own = &devices[v][d];
-            if (!own->retained && !own->streams && !own->events && !own->allocations) continue;
+            if (!own->retained && !own->streams && !own->events && !own->allocations && !own->modules)
+                continue;
             snprintf(line, sizeof line, "left on %s %d: %d contexts, %u streams, %u events, %u allocations",
                 v == NVIDIA ? "NVIDIA" : "AMD", d, own->retained, own->streams, own->events, own->allocations);
+            if (own->modules) snprintf(line + strlen(line), sizeof line - strlen(line), ", %u modules", own->modules);
             note(line);
         }
 }

@@ -122,9 +122,9 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     if (!own) return INVALID_DEVICE;
     if (own->retained == 0) violation("release: a context that nobody retains");
     own->retained -= 1;
-    if (own->retained == 0 && (own->streams || own->events || own->allocations))
-        violation("release: the last hold of a context with %u streams, %u events, %u allocations", own->streams,
-            own->events, own->allocations);
+    if (own->retained == 0 && (own->streams || own->events || own->allocations || own->modules))
+        violation("release: the last hold of a context with %u streams, %u events, %u allocations, %u modules",
+            own->streams, own->events, own->allocations, own->modules);
     return SUCCESS;
 }
 
@@ -245,4 +245,27 @@ int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, stream_
 int cuMemsetD8Async(uint64_t target, unsigned char value, size_t bytes, stream_t *stream) {
     ENTER("cuMemsetD8Async");
     return stream_fill(current("cuMemsetD8Async"), stream, target, value, bytes);
+}
+
+int cuModuleLoadData(struct module **module, void const *image) {
+    ENTER("cuModuleLoadData");
+    return module_load(current("cuModuleLoadData"), module, image);
+}
+
+int cuModuleUnload(struct module *module) {
+    ENTER("cuModuleUnload");
+    current("cuModuleUnload");
+    return module_unload(module);
+}
+
+int cuModuleGetFunction(struct entry **function, struct module *module, char const *name) {
+    ENTER("cuModuleGetFunction");
+    return module_function(current("cuModuleGetFunction"), function, module, name);
+}
+
+int cuLaunchKernel(struct entry *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+    unsigned block_z, unsigned shared, stream_t *stream, void **arguments, void **extra) {
+    ENTER("cuLaunchKernel");
+    unsigned const grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+    return module_launch(current("cuLaunchKernel"), function, grid, block, shared, stream, arguments, extra);
 }

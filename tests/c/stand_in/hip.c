@@ -157,3 +157,26 @@ int hipMemsetD8Async(uint64_t target, unsigned char value, size_t bytes, stream_
     ENTER("hipMemsetD8Async");
     return stream_fill(current("hipMemsetD8Async"), stream, target, value, bytes);
 }
+
+int hipModuleLoadData(struct module **module, void const *image) {
+    ENTER("hipModuleLoadData");
+    return module_load(current("hipModuleLoadData"), module, image);
+}
+
+int hipModuleUnload(struct module *module) {
+    ENTER("hipModuleUnload");
+    current("hipModuleUnload");
+    return module_unload(module);
+}
+
+int hipModuleGetFunction(struct entry **function, struct module *module, char const *name) {
+    ENTER("hipModuleGetFunction");
+    return module_function(current("hipModuleGetFunction"), function, module, name);
+}
+
+int hipModuleLaunchKernel(struct entry *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+    unsigned block_z, unsigned shared, stream_t *stream, void **arguments, void **extra) {
+    ENTER("hipModuleLaunchKernel");
+    unsigned const grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+    return module_launch(current("hipModuleLaunchKernel"), function, grid, block, shared, stream, arguments, extra);
+}

@@ -43,7 +43,7 @@ typedef struct {
     unsigned instance_count;
     /* What has become of it. */
     int vendor, ordinal, retained, poison;
-    unsigned streams, events, allocations;
+    unsigned streams, events, allocations, modules;
     unsigned long long used;
     stream_t *default_stream;
 } device_t;
@@ -95,6 +95,15 @@ int stream_fill(device_t *current, stream_t *stream, uint64_t target, unsigned c
 
 /* Work in a stream's order, for libraries that launch some: `work` gets what was given, on the stream's thread. */
 int stream_call(device_t *current, stream_t *stream, void (*work)(void *), void *given);
+
+/* Code for a device, functions of it, and their launches: the current device comes first. */
+struct module;
+struct entry;
+int module_load(device_t *device, struct module **result, char const *image);
+int module_unload(struct module *module);
+int module_function(device_t *current, struct entry **entry, struct module *module, char const *name);
+int module_launch(device_t *current, struct entry *entry, unsigned const grid[3], unsigned const block[3], unsigned shared,
+    stream_t *stream, void **arguments, void **extra);
 
 /* The host's address of device memory, for such work; ends the process for memory that is not there. */
 void *host_address(uint64_t address, size_t bytes, char const *what);

@@ -31,7 +31,7 @@ pub(crate) fn of_caller(py: Python<'_>) -> Site {
         unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(frame.as_ptr().cast()).cast()) };
     let instruction = frame.getattr(intern!(py, "f_lasti")).and_then(|number| number.extract::<i32>());
     let (Some(code), Ok(instruction)) = (code, instruction) else { return Site::default() };
-    let place = code.as_ptr().addr() / 16 ^ instruction.unsigned_abs() as usize;
+    let place = (code.as_ptr().addr() / 16) ^ instruction.unsigned_abs() as usize;
     if let Some(known) = &places()[place % KNOWN]
         && known.instruction == instruction
         && known.code.is(&code)

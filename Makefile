@@ -42,7 +42,7 @@ help:
 train: wheel
 	$(BIN)/uform launch --processes 2 examples/train_digits.py
 
-test: toolchain launchers slurm network c-tools vendor lint-rust test-rust test-mpi wheel lint-python test-python \
+test: toolchain launchers slurm network c-tools vendor lint-rust test-rust test-mpi test-mpi4py wheel lint-python test-python \
 	lint-deny-installed
 
 lint: toolchain lint-rust wheel lint-python lint-deny

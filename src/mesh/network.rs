@@ -12,7 +12,8 @@ use crate::communicator::tiered::TieredCommunicator;
 use crate::environment::interface::{self, INTERFACES_VARIABLE, Network};
 use crate::error::Result;
 use crate::rendezvous::Exchange;
-use crate::sys::{Deadline, network, socket};
+use crate::sys::socket::Namespaces;
+use crate::sys::{Deadline, network};
 use crate::topology::{Address, Group, Host, Listening, Roster, Topology};
 
 /// What this process's variables say about the network.
@@ -89,9 +90,10 @@ fn listening(publication: Publication) -> Listening {
 /// Whether the loopback interface of this process is that of all members.
 fn is_one_namespace(roster: &Roster, index: usize) -> bool {
     let Some(own) = roster.members.get(index) else { return false };
+    let namespaces = Namespaces::own();
     roster.members.iter().all(|member| {
         let introduction = &member.introduction;
         introduction.process.boot_id == own.introduction.process.boot_id
-            && socket::is_reachable(&introduction.socket)
+            && namespaces.reach(&introduction.socket)
     })
 }

@@ -29,16 +29,31 @@ fn namespace(kind: &str) -> String {
     link.map_or_else(|_| "-".to_owned(), |target| target.to_string_lossy().into_owned())
 }
 
-/// Whether this process can connect to an address of [`Doorway::address`]: both have one network namespace.
-#[must_use]
-pub fn is_reachable(address: &str) -> bool {
-    address.starts_with('@') && address.split(' ').nth(1) == Some(namespace("net").as_str())
+/// The namespaces of the calling thread, read once to be compared with those of many addresses.
+#[derive(Debug)]
+pub struct Namespaces {
+    network: String,
+    processes: String,
 }
 
-/// Whether process numbers of the process that listens at an address are those that this process sees.
-#[must_use]
-pub fn shares_process_numbers(address: &str) -> bool {
-    address.split(' ').nth(2) == Some(namespace("pid").as_str())
+impl Namespaces {
+    /// Those of this thread.
+    #[must_use]
+    pub fn own() -> Self {
+        Self { network: namespace("net"), processes: namespace("pid") }
+    }
+
+    /// Whether this process can connect to an address of [`Doorway::address`]: both have one network namespace.
+    #[must_use]
+    pub fn reach(&self, address: &str) -> bool {
+        address.starts_with('@') && address.split(' ').nth(1) == Some(self.network.as_str())
+    }
+
+    /// Whether process numbers of the process that listens at an address are those that this process sees.
+    #[must_use]
+    pub fn share_numbers(&self, address: &str) -> bool {
+        address.split(' ').nth(2) == Some(self.processes.as_str())
+    }
 }
 
 fn endpoint() -> Result<Private> {
@@ -305,7 +320,8 @@ mod tests {
         let address = Doorway::open().expect("sockets are free").address().to_owned();
         assert!(matches!(Conversation::reach(&address), Ok(Reached::Nobody)));
         assert!(Conversation::reach("/a/path").is_err());
-        assert!(is_reachable(&address) && shares_process_numbers(&address));
-        assert!(!is_reachable("@uform-1 net:[1] pid:[1]") && !is_reachable(""));
+        let own = Namespaces::own();
+        assert!(own.reach(&address) && own.share_numbers(&address));
+        assert!(!own.reach("@uform-1 net:[1] pid:[1]") && !own.reach(""));
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Missing, Result};
 use crate::rendezvous::RunKey;
 use crate::sys::peer::Peer;
 use crate::sys::shared::Segment;
-use crate::sys::socket::{self, Conversation, Doorway, Heard, Reached};
+use crate::sys::socket::{self, Conversation, Doorway, Heard, Namespaces, Reached};
 use crate::sys::{Deadline, SpanMut, process, random};
 use crate::topology::{Findings, Process, Roster};
 
@@ -180,10 +180,11 @@ impl Proof {
 /// Members of this machine whose sockets can be reached from here. The same on both sides of every pair.
 fn mates_of(roster: &Roster, index: usize) -> Vec<usize> {
     let own = roster.members.get(index).map(|member| member.introduction.process.boot_id.as_str());
+    let namespaces = Namespaces::own();
     let others = roster.members.iter().filter(|member| {
         member.index != index
             && Some(member.introduction.process.boot_id.as_str()) == own
-            && socket::is_reachable(&member.introduction.socket)
+            && namespaces.reach(&member.introduction.socket)
     });
     others.map(|member| member.index).collect()
 }
@@ -274,10 +275,11 @@ impl Gathering<'_> {
     }
 
     fn check_deaths(&self) -> Result<()> {
+        let namespaces = Namespaces::own();
         for index in self.missing() {
             let Some(member) = self.roster.members.get(index) else { continue };
             let process = &member.introduction.process;
-            if socket::shares_process_numbers(&member.introduction.socket)
+            if namespaces.share_numbers(&member.introduction.socket)
                 && !process::is_alive(process.pid, process.start_ticks)
             {
                 return Err(self.lost(index, PHASE.to_owned()));

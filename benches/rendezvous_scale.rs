@@ -11,7 +11,9 @@ use std::process::{Command, Stdio};
 use plotters::prelude::*;
 
 const TEST: &str = "rendezvous::directory::simulation::scale";
-const SIZE: (u32, u32) = (960, 600);
+const SIZE: (u32, u32) = (1100, 600);
+/// What is named stands beside the plot, where no point is.
+const LEGEND_WIDTH: u32 = 240;
 
 /// What is drawn: a field of the counts, its name in words, and a colour that the colour-blind tell apart (Okabe and Ito).
 const KINDS: [(&str, &str, RGBColor); 7] = [
@@ -97,12 +99,13 @@ fn draw(rows: &[Row]) -> Result<String, Box<dyn Error>> {
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&root)
+        let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND_WIDTH);
+        let mut chart = ChartBuilder::on(&plot)
             .caption("What each member does to meet in a directory", ("sans-serif", 22))
             .margin(16)
             .x_label_area_size(56)
             .y_label_area_size(84)
-            .build_cartesian_2d(across.log_scale().base(2.0), (1.0..10.0 * most).log_scale())?;
+            .build_cartesian_2d(across.log_scale().base(2.0), (1.0..2.0 * most).log_scale())?;
         chart
             .configure_mesh()
             .x_desc("members")
@@ -114,23 +117,19 @@ fn draw(rows: &[Row]) -> Result<String, Box<dyn Error>> {
             .light_line_style(RGBColor(240, 240, 240))
             .bold_line_style(RGBColor(215, 215, 215))
             .draw()?;
-        for (kind, (_, name, colour)) in KINDS.into_iter().enumerate() {
-            let style = colour.stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(line(kind), style))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 24, y)], style));
+        // In the order in which the lines lie at the right end.
+        let last = |kind: usize| line(kind).next_back().map_or(0.0, |point| point.1);
+        let mut order = (0..KINDS.len()).collect::<Vec<_>>();
+        order.sort_by(|one, other| last(*other).total_cmp(&last(*one)));
+        for (row, kind) in order.into_iter().enumerate() {
+            let (_, name, colour) = KINDS[kind];
+            chart.draw_series(LineSeries::new(line(kind), colour.stroke_width(2)))?;
             chart.draw_series(line(kind).map(|point| Circle::new(point, 4, colour.filled())))?;
+            let height = 70 + 26 * i32::try_from(row)?;
+            legend.draw(&PathElement::new(vec![(0, height), (26, height)], colour.stroke_width(2)))?;
+            legend.draw(&Circle::new((13, height), 4, colour.filled()))?;
+            legend.draw(&Text::new(name, (36, height - 7), ("sans-serif", 15)))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .margin(12)
-            .legend_area_size(32)
-            .label_font(("sans-serif", 15))
-            .background_style(WHITE.mix(0.85))
-            .border_style(RGBColor(180, 180, 180))
-            .draw()?;
         root.present()?;
     }
     Ok(text)

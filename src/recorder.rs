@@ -7,15 +7,17 @@ mod layout;
 mod read;
 mod report;
 mod site;
+mod stacks;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::folder::{KEPT_RUNS, Place};
 pub use self::layout::CALLS;
-pub use self::read::{Moment, Record, RecordedCall, read, read_folder};
+pub use self::read::{Moment, Record, RecordedCall, read, read_folder, read_stacks};
 pub use self::site::{SITE_BYTES, Site};
+pub use self::stacks::StackSource;
 
 use self::layout::{
     ANCHORS, CALL_BYTES, FILE_BYTES, GROUPS, HEADER_WORDS, Header, TEXT_BYTES, call_offset, group_offset,
@@ -79,6 +81,7 @@ pub struct Recorder {
     index: usize,
     has_failed: AtomicBool,
     has_reported: AtomicBool,
+    has_reported_disagreement: AtomicBool,
     is_closed: AtomicBool,
     groups: Mutex<Groups>,
 }
@@ -124,6 +127,7 @@ impl Recorder {
             index: identity.index,
             has_failed: AtomicBool::new(false),
             has_reported: AtomicBool::new(false),
+            has_reported_disagreement: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             groups: Mutex::default(),
         };
@@ -250,28 +254,36 @@ impl Recorder {
         self.write_text(site_offset(site.0), TEXT_BYTES, site.text());
     }
 
-    /// What to do with the error of a call: one that ends the group leaves a report, and says where it is.
+    /// Has this member leave the stacks of its interpreter where a call fails, here or on another member of its host.
+    ///
+    /// # Errors
+    /// `Io` without a further thread, or where the file is gone.
+    pub fn give_stacks(&self, source: Arc<dyn StackSource>) -> Result<()> {
+        match &self.path {
+            Some(path) => stacks::serve(path, source),
+            None => Ok(()),
+        }
+    }
+
+    /// What to do with the error of a call: one that ends the group, or says that members disagree, leaves a report the first time.
+    /// Gives where that is, as the end of a message.
     #[must_use]
-    pub fn reported(&self, error: Error) -> Error {
-        if !matches!(error, Error::Lost { .. } | Error::TimedOut { .. } | Error::Interrupted { .. }) {
-            return error;
-        }
+    pub fn reported(&self, error: &Error) -> Option<String> {
+        let has_reported = match error {
+            Error::Lost { .. } | Error::TimedOut { .. } | Error::Interrupted { .. } => {
+                self.word(Header::HasFailed).store(1, Ordering::Release);
+                &self.has_reported
+            }
+            Error::Disagreed { .. } => &self.has_reported_disagreement,
+            _ => return None,
+        };
         self.has_failed.store(true, Ordering::SeqCst);
-        self.word(Header::HasFailed).store(1, Ordering::Release);
-        let Some(folder) = self.path.as_deref().and_then(Path::parent) else { return error };
-        if process::pid() == self.pid && !self.has_reported.swap(true, Ordering::SeqCst) {
-            report::write(folder, self.index, self.pid, &error);
+        let record = self.path.as_deref()?;
+        let folder = record.parent()?;
+        if process::pid() == self.pid && !has_reported.swap(true, Ordering::SeqCst) {
+            report::write(folder, record, self.index, error);
         }
-        let place = format!(" (see: uform report {})", folder.display());
-        match error {
-            Error::Lost { index, host, pid, phase } => {
-                Error::Lost { index, host, pid, phase: phase + &place }
-            }
-            Error::TimedOut { phase, waited, missing } => {
-                Error::TimedOut { phase: phase + &place, waited, missing }
-            }
-            other => other,
-        }
+        Some(format!(" (see: uform report {})", folder.display()))
     }
 
     /// Ends the record: after a run without failure its file goes, unless somebody asked for it.
@@ -280,9 +292,11 @@ impl Recorder {
             return;
         }
         self.word(Header::IsClosed).store(1, Ordering::Release);
+        stacks::wake(&self.map);
         if let Some(path) = self.path.as_deref()
             && self.is_temporary
             && !self.has_failed.load(Ordering::SeqCst)
+            && !stacks::is_asked(&self.map)
         {
             folder::remove(path);
         }

@@ -14,7 +14,8 @@ use uform::vocabulary::Status;
 
 use crate::Failure;
 
-/// Shows who was where: the last calls of every member of a run, who is behind, and who has died.
+/// Shows who was where: the last calls of every member of a run, who is behind, and who has died; where a call failed, the
+/// stacks of the Python programs.
 ///
 /// Every member records its last 1,000 calls in a file that outlives it, also a kill -9. The message of a call that failed names
 /// the folder; a run that goes on may be looked at too.
@@ -100,7 +101,11 @@ fn state(record: &Record) -> &'static str {
     if record.is_closed {
         "closed its mesh"
     } else if process::boot_id().is_ok_and(|boot_id| boot_id == own.boot_id) {
-        if process::is_alive(own.pid, own.start_ticks) { "alive" } else { "died" }
+        match process::is_alive(own.pid, own.start_ticks) {
+            true if process::is_stopped(own.pid) => "stopped",
+            true => "alive",
+            false => "died",
+        }
     } else {
         "of another host"
     }
@@ -132,6 +137,19 @@ fn course(call: &RecordedCall) -> String {
         (None, Some(_)) => "moves payload".to_owned(),
         (Some(Status::Success), _) => format!("took {took}{}", waited.unwrap_or_default()),
         (Some(status), _) => format!("failed after {took}: {status:?}"),
+    }
+}
+
+/// What a member has left of the stacks of its interpreter, as the interpreter writes them.
+fn stacks(text: &mut String, record: &Record) {
+    let own = &record.identity;
+    if let Some((moment, stacks)) = recorder::read_stacks(&record.path) {
+        let _ = writeln!(text, "stacks of index {} (pid {}) at {}:", own.index, own.pid, time(moment));
+        for line in stacks.lines() {
+            let _ = writeln!(text, "  {line}");
+        }
+    } else if record.gives_stacks && !record.is_closed && state(record) != "alive" {
+        let _ = writeln!(text, "stacks of index {} (pid {}): none, {}", own.index, own.pid, state(record));
     }
 }
 
@@ -204,6 +222,9 @@ impl Run {
                 let _ = writeln!(text, "  {} {call}, {}", time(call.entered), course(call));
             }
         }
+        for record in &self.records {
+            stacks(text, record);
+        }
     }
 
     fn as_json(&self) -> Value {
@@ -220,6 +241,7 @@ impl Run {
                 "last_words": record.last_words(),
                 "has_failed": record.has_failed,
                 "call_count": record.begun,
+                "stacks": recorder::read_stacks(&record.path).map(|(_, text)| text),
                 "calls": calls,
                 "path": record.path,
             })

@@ -22,6 +22,7 @@ mod progress;
 mod report;
 mod shape;
 mod site;
+mod stacks;
 mod structseq;
 mod topology;
 mod trainer;

@@ -15,6 +15,7 @@ use crate::error::invalid;
 use crate::executor::Executor;
 use crate::interrupt::blocking;
 use crate::options::MeshOptions;
+use crate::stacks;
 use crate::structseq;
 use crate::topology::Topology;
 use crate::verb::{Given, Request, verbs, within};
@@ -266,6 +267,7 @@ fn join(
         .transpose()?;
     let own = executor.map(|executor| &**executor.get().inner);
     let inner = blocking(py, |interrupt| way(own, options.as_ref(), interrupt))?;
+    stacks::give(py, &inner);
     let executor = match executor {
         Some(executor) => executor.clone().unbind(),
         None => Py::new(py, Executor::new(inner.executor().clone()))?,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::control::{Channel, Life};
+use super::control::{CROSSED, Channel, Life};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
 use crate::recorder::{Entered, Recorder, Site};
@@ -45,7 +45,25 @@ impl RecordedCommunicator {
         });
         let result = run(Call { site, mark: Some(mark), ..call });
         mark.left(&result);
-        result.map_err(|error| self.recorder.reported(error))
+        result.map_err(|error| self.reported(error))
+    }
+
+    /// The error, with where its report is.
+    fn reported(&self, error: Error) -> Error {
+        let Some(place) = self.recorder.reported(&error) else { return error };
+        match error {
+            Error::Lost { index, host, pid, phase } => {
+                Error::Lost { index, host, pid, phase: phase + &place }
+            }
+            Error::TimedOut { phase, waited, missing } => {
+                Error::TimedOut { phase: phase + &place, waited, missing }
+            }
+            // What members say of crossed calls goes from one to the next.
+            Error::Disagreed { field, mine, theirs, index } if field != CROSSED => {
+                Error::Disagreed { field, mine, theirs: theirs + &place, index }
+            }
+            other => other,
+        }
     }
 }
 
@@ -84,7 +102,7 @@ impl Communicator for RecordedCommunicator {
         });
         let result = self.inner.arena(byte_count, deadline);
         mark.left(&result);
-        result.map_err(|error| self.recorder.reported(error))
+        result.map_err(|error| self.reported(error))
     }
 
     fn refuse(&self, verb: Verb, reason: &Error) {

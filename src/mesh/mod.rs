@@ -33,7 +33,7 @@ use crate::environment::interface::Network;
 use crate::environment::{Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, StackSource};
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
 use crate::sys::mpi::{Handle as MpiCommunicator, World};
@@ -143,6 +143,15 @@ impl Mesh {
     ) -> Result<Self> {
         let launch = phase("environment", || mpi::read_for(options, communicator))?;
         Self::join(executor, options, launch, interrupt)
+    }
+
+    /// Has this member leave the stacks of its interpreter where a call fails, here or on another member of its host: for shims.
+    ///
+    /// # Errors
+    /// `Io` without a further thread.
+    #[doc(hidden)]
+    pub fn give_stacks(&self, source: Arc<dyn StackSource>) -> Result<()> {
+        self.inner.recorder.give_stacks(source)
     }
 
     fn join(

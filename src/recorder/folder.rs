@@ -89,9 +89,9 @@ fn reclaim(root: &Folder, own: &str) {
 
 fn is_running(folder: &Path) -> bool {
     let boot_id = process::boot_id().unwrap_or_default();
-    let (records, _) = read::identities(folder);
+    let mut records = read::heads(folder).into_iter().map(|head| head.identity);
     // A record of another kernel is of a host that is not here, or of a time before this one was started.
-    records.iter().any(|one| one.boot_id == boot_id && process::is_alive(one.pid, one.start_ticks))
+    records.any(|one| one.boot_id == boot_id && process::is_alive(one.pid, one.start_ticks))
 }
 
 #[cfg(test)]

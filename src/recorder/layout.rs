@@ -26,6 +26,14 @@ pub(super) enum Header {
     StartTicks = 5,
     HasFailed = 7,
     IsClosed = 8,
+    /// Whether this member gives the stacks of its interpreter.
+    GivesStacks = 9,
+    /// How often it was asked for them, by whomever; 32 bits, slept on.
+    Asked = 10,
+    /// How often by itself; 32 bits.
+    AskedItself = 11,
+    /// Up to which question it has answered; 32 bits.
+    Answered = 12,
     /// How many calls were begun. On a line of its own: it is written with each.
     Next = 16,
     AnchorCount = 17,

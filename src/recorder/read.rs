@@ -28,6 +28,8 @@ pub struct Record {
     pub has_failed: bool,
     /// Whether the member closed its mesh.
     pub is_closed: bool,
+    /// Whether it gives the stacks of its interpreter where a call fails.
+    pub gives_stacks: bool,
     /// How many calls were begun, those included that are no longer here.
     pub begun: u64,
     /// The last calls, in their order.
@@ -237,9 +239,31 @@ pub fn read(path: &Path) -> Result<Record> {
         identity: bytes.identity(),
         has_failed: bytes.header(Header::HasFailed) != 0,
         is_closed: bytes.header(Header::IsClosed) != 0,
+        gives_stacks: bytes.header(Header::GivesStacks) != 0,
         begun,
         calls: (first..begun).filter_map(|number| bytes.call(number, &clock)).collect(),
     })
+}
+
+/// Bytes of stacks that are read.
+const STACKS_LIMIT: usize = 1 << 20;
+
+/// The last stacks of its interpreter that a member has left beside its record: when it wrote them, and their text.
+#[must_use]
+pub fn read_stacks(record: &Path) -> Option<(Moment, String)> {
+    let all = open(&super::stacks::file_of(record), STACKS_LIMIT).ok()?;
+    let text =
+        String::from_utf8_lossy(&all).replace(|letter: char| letter != '\n' && letter.is_control(), " ");
+    let mut last = None;
+    for part in text.split(super::stacks::TITLE).skip(1) {
+        let (title, stacks) = part.split_once('\n').unwrap_or((part, ""));
+        // Where they could not be had the title stands alone.
+        if let (Some(Ok(moment)), false) = (title.split(' ').next().map(str::parse), stacks.trim().is_empty())
+        {
+            last = Some((moment, stacks.trim().to_owned()));
+        }
+    }
+    last
 }
 
 /// The records of a folder and of the folders in it, by index, and what could not be read.
@@ -256,15 +280,26 @@ pub fn read_folder(folder: &Path) -> (Vec<Record>, Vec<Error>) {
     (records, damages)
 }
 
-/// Who wrote the records of a folder.
-pub(super) fn identities(folder: &Path) -> (Vec<Identity>, Vec<Error>) {
-    let mut damages = Vec::new();
-    let files = files(folder, &mut damages);
-    let identity = |path: &PathBuf| {
-        let bytes = open(path, super::layout::group_offset(0)).ok()?;
-        check(path, &Bytes(&bytes)).ok().map(|()| Bytes(&bytes).identity())
+/// What a record says before its calls.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) path: PathBuf,
+    pub(super) identity: Identity,
+    pub(super) is_closed: bool,
+    pub(super) gives_stacks: bool,
+}
+
+/// What the records of a folder say before their calls.
+pub(super) fn heads(folder: &Path) -> Vec<Head> {
+    let head = |path: PathBuf| {
+        let all = open(&path, super::layout::group_offset(0)).ok()?;
+        let bytes = Bytes(&all);
+        check(&path, &bytes).ok()?;
+        let is_set = |word: Header| bytes.header(word) != 0;
+        let (is_closed, gives_stacks) = (is_set(Header::IsClosed), is_set(Header::GivesStacks));
+        Some(Head { identity: bytes.identity(), path, is_closed, gives_stacks })
     };
-    (files.iter().filter_map(identity).collect(), damages)
+    files(folder, &mut Vec::new()).into_iter().filter_map(head).collect()
 }
 
 /// The records of a folder, and of its folders: one for each run.

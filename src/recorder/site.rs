@@ -72,6 +72,13 @@ impl Site {
         act()
     }
 
+    /// Makes this the site of the calls that follow within a [`Site::during`] of this thread.
+    pub fn give(self) {
+        if GIVEN.get().is_some() {
+            GIVEN.set(Some(self));
+        }
+    }
+
     /// Where this function's caller, or that of the outermost function marked `track_caller`, was called; the site that
     /// [`Site::during`] has given, where one has.
     #[inline]
@@ -215,5 +222,11 @@ mod tests {
         assert_eq!(Site::default().to_string(), "");
         let given = one.during(|| (Site::caller(), two.during(Site::caller), Site::caller()));
         assert_eq!((given, Site::caller() == one), ((one, two, one), false));
+        one.give();
+        let given = Site::default().during(|| {
+            one.give();
+            Site::caller()
+        });
+        assert_eq!((given, Site::given()), (one, Site::default()), "outside of `during` nothing is given");
     }
 }

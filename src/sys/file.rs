@@ -438,6 +438,16 @@ pub(crate) fn unframe(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     (payload.len() == header.payload && crc32fast::hash(&payload) == header.checksum).then_some(payload)
 }
 
+/// Opens a file of this user alone to write at its end, and makes it where it is absent; a symbolic link is not followed.
+///
+/// # Errors
+/// `Io`.
+pub fn append(path: &Path) -> Result<std::fs::File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    file.map(std::fs::File::from).map_err(|errno| Error::io(path, "open", errno.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,9 +5,9 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -55,6 +55,28 @@ impl Mapped {
         })
     }
 
+    /// Maps a file that [`Mapped::create`] of another member made.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be opened or mapped, is no file of this user, or is shorter than `byte_count`.
+    pub fn open(path: &Path, byte_count: usize) -> Result<Self> {
+        let failed = |operation: &str, errno: Errno| Error::io(path, operation, errno.into());
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed("open", errno))?;
+        let found = rustix::fs::fstat(&file).map_err(|errno| failed("look at", errno))?;
+        let is_ours = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+            && found.st_uid == rustix::process::geteuid().as_raw();
+        if !is_ours || u64::try_from(found.st_size).unwrap_or(0) < byte_count as u64 {
+            return Err(failed("map", Errno::INVAL));
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the whole range lies in the file, which
+        // only this user may cut short, and no member of a run does.
+        let pointer = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), byte_count, PROTECTION, MapFlags::SHARED, &file, 0)
+        };
+        Self::of(pointer, byte_count).map_err(|errno| failed("map", errno))
+    }
+
     /// Maps `byte_count` zero bytes of this process alone.
     ///
     /// # Errors
@@ -98,6 +120,14 @@ impl Mapped {
         // SAFETY: aligned, since a mapping starts at a page; within the mapping, which has at least a page and lives as long
         // as `self`; accessed as an atomic by all.
         unsafe { AtomicU64::from_ptr(self.pointer.as_ptr().add(offset).cast()) }
+    }
+
+    /// The 32-bit word at a byte offset, for [`futex`](super::futex); never one that is used as a part of a longer word too.
+    #[must_use]
+    pub fn short_word(&self, offset: usize) -> &AtomicU32 {
+        let offset = if offset.is_multiple_of(8) && offset + 8 <= self.byte_count { offset } else { 0 };
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(self.pointer.as_ptr().add(offset).cast()) }
     }
 }
 
@@ -145,6 +175,10 @@ mod tests {
         let bytes = std::fs::read(&path).expect("readable");
         assert_eq!((bytes.len(), bytes[4096], bytes[4097]), (8192, 2, 1));
         assert!(Mapped::create(&path, 8192).is_err(), "it exists");
+        let other = Mapped::open(&path, 8192).expect("whole");
+        other.short_word(8).store(5, Ordering::Relaxed);
+        assert_eq!(map.short_word(8).load(Ordering::Relaxed), 5);
+        assert!(Mapped::open(&path, 8193).is_err(), "it is shorter");
         drop(map);
         std::fs::remove_file(&path).expect("removed");
         let map = Mapped::anonymous(4096).expect("memory is free");

@@ -35,6 +35,7 @@ pub mod peer;
 pub mod process;
 pub mod random;
 pub mod shared;
+pub mod signal;
 pub mod socket;
 mod span;
 

@@ -50,8 +50,7 @@ impl Peer {
     /// Whether it is stopped by a signal or a debugger.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        let state = process::state_on(self.pid).unwrap_or_default();
-        state.trim_start().starts_with(['T', 't'])
+        process::is_stopped(self.pid)
     }
 
     /// Copies what lies at an address of that process, in whole or not at all as far as the caller may believe.

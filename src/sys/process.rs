@@ -36,7 +36,7 @@ pub fn pid_namespace() -> String {
 }
 
 /// The state of a process and what follows it in its line of `/proc`, by one read: many processes are looked at often.
-pub(super) fn state_on(pid: u32) -> Option<String> {
+fn state_on(pid: u32) -> Option<String> {
     let mut file = File::open(format!("/proc/{pid}/stat")).ok()?;
     // The fields that are asked for lie within 600 bytes: a name of up to 64, and numbers of up to 20 digits.
     let mut line = [0; 1024];
@@ -44,6 +44,12 @@ pub(super) fn state_on(pid: u32) -> Option<String> {
     // The command in parentheses may hold spaces, parentheses, and half a letter: the last one ends it.
     let end = line.get(..count)?.iter().rposition(|byte| *byte == b')')?;
     String::from_utf8(line.get(end + 1..count)?.to_vec()).ok()
+}
+
+/// Whether a signal or a debugger has stopped the process with this number.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    state_on(pid).is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }
 
 /// When a process started, in clock ticks after boot; `None` if there is no such process or it is a zombie.
@@ -82,6 +88,7 @@ mod tests {
         assert!(is_alive(pid(), start));
         assert!(!is_alive(pid(), start + 1));
         assert_eq!(start_ticks(u32::MAX), None);
+        assert!(!is_stopped(pid()) && !is_stopped(u32::MAX));
         assert!(!boot_id().expect("/proc is mounted").is_empty());
     }
 }

@@ -947,8 +947,75 @@ uform_status_t uform_trainer_updates(uform_trainer_t const *trainer, uint64_t *u
 /** Releases the trainer and its memory. Free it before its mesh. */
 uform_status_t uform_trainer_free(uform_trainer_t *trainer);
 
+/* --- Call sites ----------------------------------------------------------------------------------------------- */
+
+/**
+ *  Notes the place of the calling thread's next call of a verb that processes make together, for messages and the record of
+ *  calls; always a success.
+ *
+ *  The macros below call it. A binding for another language calls it with a place in that language.
+ *
+ *  @param file stays where it is, unchanged, for as long as the program runs; NULL for none.
+ */
+uform_status_t uform_call_site(char const *file, int line);
+
 #ifdef __cplusplus
 }
+#endif
+
+/*
+ *  Errors of calls that differ between processes, and reports, name the file and the line of each call. These macros have the names of
+ *  the functions, whose addresses are still to be had; without them, by UFORM_NO_CALL_SITES, places are not known.
+ */
+#ifndef UFORM_NO_CALL_SITES
+#define uform_mesh_all_reduce(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_all_reduce(__VA_ARGS__))
+#define uform_mesh_all_reduce_many(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_all_reduce_many(__VA_ARGS__))
+#define uform_mesh_broadcast_many(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_broadcast_many(__VA_ARGS__))
+#define uform_mesh_broadcast(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_broadcast(__VA_ARGS__))
+#define uform_mesh_all_gather(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_all_gather(__VA_ARGS__))
+#define uform_mesh_reduce_scatter(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_reduce_scatter(__VA_ARGS__))
+#define uform_mesh_reduce(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_reduce(__VA_ARGS__))
+#define uform_mesh_all_to_all(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_all_to_all(__VA_ARGS__))
+#define uform_mesh_gather(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_gather(__VA_ARGS__))
+#define uform_mesh_scatter(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_scatter(__VA_ARGS__))
+#define uform_mesh_send(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_send(__VA_ARGS__))
+#define uform_mesh_receive(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_receive(__VA_ARGS__))
+#define uform_mesh_barrier(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_barrier(__VA_ARGS__))
+#define uform_mesh_exchange(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_exchange(__VA_ARGS__))
+#define uform_mesh_arena(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_arena(__VA_ARGS__))
+#define uform_mesh_split(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_split(__VA_ARGS__))
+#define uform_mesh_domain(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_domain(__VA_ARGS__))
+#define uform_mesh_shrink(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_mesh_shrink(__VA_ARGS__))
+#define uform_trainer_open(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_open(__VA_ARGS__))
+#define uform_trainer_step(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_step(__VA_ARGS__))
+#define uform_trainer_begin_edit(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_begin_edit(__VA_ARGS__))
+#define uform_trainer_end_edit(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_end_edit(__VA_ARGS__))
+#define uform_trainer_save(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_save(__VA_ARGS__))
+#define uform_trainer_load(...) \
+    (uform_call_site(__FILE__, __LINE__), uform_trainer_load(__VA_ARGS__))
 #endif
 
 #endif

@@ -273,6 +273,42 @@ static void use_parts(uform_mesh_t const *mesh, double *array, double *out) {
     REFUSE(invalid, "root", uform_mesh_gather(mesh, array, out, 1, NULL, f64, own_count, NULL));
 }
 
+/* Calls that differ between processes are named with their lines on all of them. */
+static void use_call_sites(uform_mesh_t const *mesh) {
+    uform_dtype_t const f64 = uform_dtype_f64_k;
+    double array[3] = {1.0, 2.0, 3.0};
+    char error[2048] = "", wanted[2][64];
+    uform_status_t status;
+    int turn, line = 0;
+    if (own_count == 1) return;
+    for (turn = 0; turn < 2; turn++) {
+        if (turn == 0) {
+            line = __LINE__;
+            if (own_index == 0) status = uform_mesh_all_reduce(mesh, array, array, 3, f64, uform_reduce_op_sum_k, NULL);
+            else status = uform_mesh_broadcast(mesh, array, 3, f64, 0, NULL);
+            snprintf(wanted[0], sizeof wanted[0], "interface.c:%d", line + 1);
+            snprintf(wanted[1], sizeof wanted[1], "interface.c:%d", line + 2);
+        } else {
+            /* A binding says where its own language calls. */
+            uform_call_site(own_index == 0 ? "model.f90" : "other.f90", 12 + (int)own_index);
+            if (own_index == 0) status = (uform_mesh_barrier)(mesh, NULL);
+            else status = (uform_mesh_broadcast)(mesh, array, 3, f64, 0, NULL);
+            snprintf(wanted[0], sizeof wanted[0], "model.f90:12");
+            snprintf(wanted[1], sizeof wanted[1], "other.f90:%d", own_index == 0 ? 13 : 12 + (int)own_index);
+        }
+        uform_last_error(error, sizeof error);
+        check(line, status == uform_status_disagreed_k, "calls that differ");
+        if (strstr(error, wanted[0]) == NULL) fail(line, wanted[0], error);
+        if (strstr(error, wanted[1]) == NULL) fail(line, wanted[1], error);
+    }
+    /* What a verb was told is not that of the next one. */
+    if (own_index == 0) status = (uform_mesh_barrier)(mesh, NULL);
+    else status = (uform_mesh_broadcast)(mesh, array, 3, f64, 0, NULL);
+    uform_last_error(error, sizeof error);
+    check(__LINE__, status == uform_status_disagreed_k && strstr(error, ".f90") == NULL, error);
+    SUCCEED(uform_mesh_barrier(mesh, NULL));
+}
+
 static void use_arrays(uform_mesh_t const *mesh) {
     size_t const large = LENGTH * own_count;
     double *array = (double *)malloc(large * sizeof *array), *out = (double *)malloc(large * sizeof *out);
@@ -685,6 +721,7 @@ int main(int argc, char **argv) {
     executor = use_executors();
     mesh = use_bootstrap(executor, argv[3]);
     use_looks(mesh);
+    use_call_sites(mesh);
     use_arrays(mesh);
     use_payloads(mesh);
     use_arenas(mesh);

@@ -7,6 +7,7 @@ use uform::sys::Deadline;
 
 use crate::argument::Out;
 use crate::handle::Deferred;
+use crate::site;
 use crate::structure::{CallOptions, Interrupt, Progress};
 use crate::versioned;
 
@@ -34,6 +35,7 @@ impl Calling {
     /// `options` is null or valid for reads of its `struct_size`; what it points to is valid until the call returns, or
     /// ends if it is deferred.
     pub(crate) unsafe fn read(options: *const CallOptions) -> Result<Self> {
+        site::take();
         // SAFETY: the caller of this function keeps the same promise.
         let options = unsafe { versioned::read_or_default(options, "options") }?;
         let deferred = if options.deferred.is_null() {

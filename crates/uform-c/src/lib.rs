@@ -13,6 +13,7 @@ pub mod executor;
 pub mod handle;
 pub mod mesh;
 pub mod payloads;
+mod site;
 pub mod structure;
 mod text;
 pub mod trainer;
@@ -58,7 +59,7 @@ pub(crate) use verbs;
 
 /// Runs a verb, keeps the text of its error for the thread, and returns its status.
 fn verb(name: &str, body: impl FnOnce() -> Result<()>) -> c_int {
-    // Where C code calls is not known, and the shim's own lines are nobody's.
+    // Unless the header's macro has said where C code calls, that is not known, and the shim's own lines are nobody's.
     let outcome = catch_unwind(AssertUnwindSafe(|| Site::default().during(body)))
         .unwrap_or_else(|payload| Err(panicked(name, &*payload)));
     match outcome {
@@ -80,6 +81,16 @@ fn panicked(name: &str, payload: &(dyn std::any::Any + Send)) -> Error {
         code: -1,
         text: words.unwrap_or_else(|| "panicked without words".to_owned()),
     }
+}
+
+/// Notes where the calling thread's next collective verb is called: the macros of the header call it.
+///
+/// # Safety
+/// `file` is null or a zero-ended string that is not changed as long as the program runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uform_call_site(file: *const c_char, line: c_int) -> c_int {
+    site::note(file, line);
+    Status::Success.number()
 }
 
 /// The version of the library.

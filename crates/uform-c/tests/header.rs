@@ -34,6 +34,14 @@ fn spaced(text: &str) -> String {
 /// The declarations of the header; enumerations are an `int`, which they are for the calling convention.
 fn declared() -> BTreeMap<String, Signature> {
     let header = without_comments(&read("include/uform.h"));
+    // Without the macros, each of which ends in a line without a backslash.
+    let mut is_macro = false;
+    let lines = header.lines().filter(|line| {
+        let is_kept = !is_macro && !line.starts_with('#');
+        is_macro = !is_kept && line.ends_with('\\');
+        is_kept
+    });
+    let header = lines.collect::<Vec<_>>().join("\n");
     let enumerations = header.split("typedef enum ").skip(1);
     let enumerations =
         enumerations.filter_map(|rest| rest.split_whitespace().next()).collect::<BTreeSet<_>>();

@@ -94,9 +94,19 @@ impl Mesh {
         if matches!(call.verb, Verb::Send | Verb::Receive) {
             return self.communicator().run(call, deadline);
         }
-        let watch = crossed::Watch::new(self, call.verb, call.site);
+        self.watched((call.verb, call.site), deadline, |deadline| self.communicator().run(call, deadline))
+    }
+
+    /// Runs a call of all members of the group, which ends where it is part of a circle of waits.
+    fn watched<T>(
+        &self,
+        (verb, site): (Verb, Site),
+        deadline: &Deadline<'_>,
+        run: impl FnOnce(&Deadline<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let watch = crossed::Watch::new(self, verb, site);
         let look = || watch.look();
-        let result = self.communicator().run(call, &deadline.unless_vain(&look));
+        let result = run(&deadline.unless_vain(&look));
         watch.end(result)
     }
 
@@ -241,6 +251,7 @@ impl Mesh {
     /// # Errors
     /// As [`Mesh::run`]; `Invalid` for this member itself. `Disagreed` on both sides where counts or types differ; of a message
     /// that was sent before its receive only the receiving side learns it.
+    #[track_caller]
     pub fn send<T: Element>(&self, array: &[T], destination: usize, tag: u64) -> Result<()> {
         let call =
             Call::of::<T>(Verb::Send, ReduceOp::Sum, destination, Some(Span::of(array)), SpanMut::empty());
@@ -251,6 +262,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::send`].
+    #[track_caller]
     pub fn receive<T: Element>(&self, array: &mut [T], source: usize, tag: u64) -> Result<()> {
         let call = Call::of::<T>(Verb::Receive, ReduceOp::Sum, source, None, SpanMut::of(array));
         self.run(Call { tag, ..call }, &Self::patience())
@@ -336,14 +348,16 @@ impl Mesh {
         if !self.executor().gpus().is_empty() {
             return self.arena_on_gpus(byte_count, site, deadline);
         }
-        let make = || site.during(|| self.communicator().arena(byte_count, deadline));
+        let make = |deadline: &Deadline<'_>| site.during(|| self.communicator().arena(byte_count, deadline));
+        let make = || self.watched((Verb::Arena, site), deadline, make);
         self.executor().near_memory(make).map(Arena::new)
     }
 
     /// One on the GPUs of this handle's executor: the members agree on the call, take their parts, and hear who could not.
     fn arena_on_gpus(&self, byte_count: usize, site: Site, deadline: &Deadline<'_>) -> Result<Arena> {
         // An arena of no bytes: other calls of other members are told as ever.
-        drop(site.during(|| self.communicator().arena(0, deadline))?);
+        let agree = |deadline: &Deadline<'_>| site.during(|| self.communicator().arena(0, deadline));
+        drop(self.watched((Verb::Arena, site), deadline, agree)?);
         let taken = self.executor().device_arena(byte_count, deadline);
         let said = match &taken {
             Ok(_) => Vec::new(),
@@ -373,7 +387,7 @@ impl Mesh {
     ) -> Result<()> {
         let mut call = Call::of::<T>(verb, ReduceOp::Sum, 0, Some(Span::of(own)), SpanMut::of(all));
         call.site = site;
-        self.communicator().run(call, deadline)
+        self.watched((verb, site), deadline, |deadline| self.communicator().run(call, deadline))
     }
 
     #[track_caller]

@@ -28,6 +28,17 @@ fn add(mesh: &Mesh, length: usize) -> Result<()> {
     mesh.all_reduce(&mut vec![1.0_f32; length], ReduceOp::Sum)
 }
 
+/// One call of that name on a mesh.
+fn call(mesh: &Mesh, verb: &str) -> Result<()> {
+    let deadline = Deadline::after(MINUTES);
+    match verb {
+        "exchange" => mesh.exchange(b"some", &deadline).map(drop),
+        "arena" => mesh.arena(64, &deadline).map(drop),
+        "split" => mesh.split(Some(0), 0).map(drop),
+        _ => add(mesh, 5),
+    }
+}
+
 /// Each member calls on the edge to the next one first: each waits for the next.
 fn circle(index: usize, count: usize, argument: &str) {
     let mesh = bootstrap();
@@ -48,13 +59,18 @@ fn circle(index: usize, count: usize, argument: &str) {
                 .map(|mesh| mesh.deferred(Some(&line)).all_reduce(vec![1.0_f32; 5000], ReduceOp::Sum));
             calls.map(|call| call.wait(&Deadline::after(MINUTES)).map(|_| ()))
         }
-        _ => [add(first, 5), add(second, 5)],
+        _ => [first, second].map(|mesh| call(mesh, argument)),
     };
+    let word = match argument {
+        "exchange" | "arena" | "split" => argument,
+        _ => "all_reduce",
+    };
+    let word = format!("{word} #2");
     assert!(start.elapsed() < 3 * PROMISE, "{:?}", start.elapsed());
     let [one, two] = errors.map(|result| result.expect_err("it was crossed"));
     assert_eq!(one.status(), Status::Disagreed, "{}", one.chain());
     let text = one.to_string();
-    assert!(text.matches("all_reduce #2").count() >= 2, "{text}");
+    assert!(text.matches(&word).count() >= 2, "{text}");
     for edge in [index, index + 1] {
         let name = format!("of color 0 of split {}", edge % count + 1);
         assert!(text.contains(&name), "{name}: {text}");
@@ -62,7 +78,7 @@ fn circle(index: usize, count: usize, argument: &str) {
     assert!(text.matches("tests/failure/crossed.rs:").count() >= 2, "{text}");
     let text = two.to_string();
     assert!(matches!(two, Error::Closed { .. } | Error::Disagreed { .. }), "{text}");
-    assert!(text.contains("all_reduce #2"), "{text}");
+    assert!(text.contains(&word), "{text}");
     // The mesh that nobody waited in is as it was, and so are new parts of it.
     assert_eq!(first.barrier().expect_err("it ended").status(), Status::Closed);
     mesh.barrier().expect("no part of the circle");
@@ -121,6 +137,9 @@ fn all_on_a_circle_raise_and_name_both_calls() {
         run(&[], count, "blocking");
         run(&[], count, "deferred");
     }
+    for verb in ["exchange", "arena", "split"] {
+        run(&[], 3, verb);
+    }
 }
 
 #[test]
@@ -130,7 +149,9 @@ fn all_on_a_circle_over_hosts_raise_and_name_both_calls() {
         let networks = places.iter().map(|host| hosts.network(*host)).collect::<Vec<_>>();
         run(&networks, places.len(), "deferred");
     }
-    run(&[0, 1, 1].map(|host| hosts.network(host)), 3, "blocking");
+    for verb in ["blocking", "exchange", "arena", "split"] {
+        run(&[0, 1, 1].map(|host| hosts.network(host)), 3, verb);
+    }
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// That of `result`, with the words of this call.
-    pub(super) fn end(mut self, result: Result<()>) -> Result<()> {
+    pub(super) fn end<T>(mut self, result: Result<T>) -> Result<T> {
         let Err(Error::Disagreed { field, theirs, index, .. }) = &result else { return result };
         if field != CROSSED {
             return result;

@@ -127,9 +127,11 @@ test-rust:
 		cargo test --locked; \
 	fi
 
-# Arrays of more than 2^31 elements: 7 GB of memory, and some minutes.
-test-large:
+# Arrays of more than 2^31 elements, from Rust, C and Python: 9 GB of memory, and some minutes.
+test-large: wheel
 	cargo test --locked --test uform conformance::large -- --ignored --nocapture
+	cargo test --locked --package uform-c --test uform_c large:: -- --ignored --nocapture
+	$(BIN)/python -m pytest -m large tests/python
 
 # One build and one target folder for each MPI: handles of one are not those of the other.
 TARGET = $(or $(CARGO_TARGET_DIR),target)

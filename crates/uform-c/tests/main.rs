@@ -5,5 +5,6 @@ mod fuzz_body;
 mod harness;
 mod header;
 mod install;
+mod large;
 mod layout;
 mod program;

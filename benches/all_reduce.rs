@@ -57,6 +57,7 @@ fn introduction(socket: String) -> Outcome<Introduction> {
         quota_cores: None,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         socket,
         launcher: "bench".into(),
         local_index: None,

@@ -31,7 +31,7 @@ use crate::error::{Contradiction, Error, Result};
 use launcher::{FAMILIES, Family, Launcher, OURS, Reply, Scene, contradicted};
 use reading::Reading;
 
-pub use library::{NCCL_VARIABLE, RCCL_VARIABLE, library_file};
+pub use library::{NCCL_VARIABLE, RCCL_VARIABLE, library_file, shares_gpus};
 pub use machine::{MACHINE_VARIABLE, Visibility, machine_folder};
 pub use own::{OwnFacts, OwnProcess};
 pub use reading::Variables;

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod contract;
+mod device;
 mod failure;
 mod harness;
 mod vendor;
@@ -19,6 +20,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::trainer::ROLES,
     conformance::vram::ROLES,
     contract::machines::ROLES,
+    device::ROLES,
     failure::communicator::ROLES,
     failure::crossed::ROLES,
     failure::device::ROLES,

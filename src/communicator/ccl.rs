@@ -10,7 +10,7 @@ use super::parts::places;
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::sys::ccl::{self, Act, Library, Operation, Refusal, UniqueId};
-use crate::sys::gpu::{GpuSpan, Stream};
+use crate::sys::gpu::{GpuSpan, Region, Stream};
 use crate::sys::{Deadline, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
@@ -27,7 +27,7 @@ pub struct Work<'a> {
 /// A group of members with one GPU each.
 pub struct GpuGroup {
     host: Arc<dyn Communicator>,
-    engine: ccl::Communicator,
+    engine: Arc<ccl::Communicator>,
     /// Why no call is possible any more.
     broken: Mutex<Option<String>>,
 }
@@ -126,7 +126,7 @@ impl GpuGroup {
         let engine =
             ccl::Communicator::open(&library, &stream, id, (own, host.count()), &mut peers, deadline)
                 .map_err(|error| ended(error, host.as_ref(), "joining a communicator of GPUs"))?;
-        Ok(Self { host: Arc::clone(host), engine, broken: Mutex::new(None) })
+        Ok(Self { host: Arc::clone(host), engine: Arc::new(engine), broken: Mutex::new(None) })
     }
 
     /// Why it makes no calls any more, if an earlier one ended it.
@@ -141,6 +141,11 @@ impl GpuGroup {
                 Err(Error::Closed { what: "the group of GPUs".to_owned(), why })
             }
         }
+    }
+
+    /// Has the library know the memory of a region, so that it moves it without a copy where it can; no call may be under way.
+    pub fn register(&self, region: &Region) {
+        self.engine.register(region);
     }
 
     /// The stream that its work is on.

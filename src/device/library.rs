@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use crate::environment::{NCCL_VARIABLE, RCCL_VARIABLE, library_file};
-use crate::sys::ccl::{Library, Refusal};
+use crate::environment::{self, NCCL_VARIABLE, RCCL_VARIABLE, library_file};
+use crate::sys::ccl::{Library, Refusal, Version};
 use crate::sys::library::Places;
 use crate::vocabulary::GpuVendor;
 
@@ -38,4 +38,13 @@ pub fn collective_library(vendor: GpuVendor) -> Result<Library, Refusal> {
 pub fn package_places() -> Places {
     let packages = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Places { named: None, packages }
+}
+
+/// The first NCCL that takes several members of a communicator on one GPU.
+const SHARING: Version = Version(23000);
+
+/// Whether this process may have a GPU that other members have too: the user says so, and NCCL can. It is loaded for that.
+pub(super) fn shares_gpus() -> bool {
+    environment::shares_gpus()
+        && collective_library(GpuVendor::Nvidia).is_ok_and(|library| library.version() >= SHARING)
 }

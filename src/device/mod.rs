@@ -115,6 +115,7 @@ pub fn introduction(launch: &Launch, socket: String) -> Result<Introduction> {
         quota_cores: view.quota_cores,
         visible_gpus: view.gpus.into_iter().map(|device| device.identity).collect(),
         driven_gpus: None,
+        shares_gpus: library::shares_gpus(),
         socket,
         launcher: launch.launcher.clone(),
         local_index: launch.local_index.as_ref().map(|local| local.value),

@@ -15,3 +15,12 @@ pub const RCCL_VARIABLE: &str = "UFORM_RCCL";
 pub fn library_file(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
+
+/// NVIDIA's variable that lets several members of a communicator have one GPU.
+const MULTI_RANK_VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Whether the user wants members to share GPUs.
+#[must_use]
+pub fn shares_gpus() -> bool {
+    std::env::var(MULTI_RANK_VARIABLE).is_ok_and(|value| value == "1")
+}

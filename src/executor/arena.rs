@@ -21,7 +21,8 @@ impl DeviceArena {
     /// # Errors
     /// `Exhausted` naming the GPU; `TimedOut`, `Interrupted`, `Vendor`.
     pub(crate) fn take(devices: Arc<Devices>, byte_count: usize, deadline: &Deadline<'_>) -> Result<Self> {
-        let regions = devices.streams().map(|stream| Region::take(stream, byte_count));
+        let library = devices.collective_library();
+        let regions = devices.streams().map(|stream| Region::take_from(stream, library, byte_count));
         let arena = Self { regions: regions.collect::<Result<_>>()?, devices };
         for (position, region) in arena.regions.iter().enumerate() {
             let place = (region.address(&(0..0))?, region.byte_count(), position);
@@ -39,6 +40,11 @@ impl DeviceArena {
     /// The GPU at a position of the executor's.
     pub(crate) fn gpu(&self, position: usize) -> Option<&GpuDevice> {
         self.devices.gpus().nth(position)
+    }
+
+    /// All parts, in the executor's order.
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
     }
 
     /// How many GPUs there are.

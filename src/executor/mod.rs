@@ -681,6 +681,7 @@ fn seeker(view: &device::View) -> Seeker {
         quota_cores: view.quota_cores,
         visible_gpus: view.gpus.iter().map(|gpu| gpu.identity.clone()).collect(),
         driven_gpus: None,
+        shares_gpus: false,
         gpu_domains: view.gpus.iter().map(|gpu| gpu.memory_domain).collect(),
     }
 }

@@ -1,11 +1,12 @@
 //! GPUs as an executor holds them: one stream each, beside host threads near them.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use crate::device::{self, View};
 use crate::error::{Error, Missing, Result};
+use crate::sys::ccl::Library;
 use crate::sys::gpu::{Device, Driver, Stream};
 use crate::sys::kernel::gpu::Kernels;
 use crate::sys::{CHECK_INTERVAL, Deadline, process};
@@ -42,6 +43,8 @@ pub(crate) struct Devices {
     scratch_limit: u64,
     /// Where arenas lie: the first address, how many bytes, and the position of the GPU.
     places: Mutex<Vec<(u64, usize, usize)>>,
+    /// What arenas get memory of, once one was made: NCCL or RCCL where there is one.
+    library: OnceLock<Option<Arc<Library>>>,
     pid: u32,
 }
 
@@ -194,7 +197,8 @@ impl Choice {
         };
         let seats = self.gpus.into_iter().map(open).collect::<Result<_>>()?;
         let (gpu_class, scratch_limit, pid) = (self.gpu_class, self.scratch_limit, process::pid());
-        Ok(Devices { seats, gpu_class, scratch_limit, places: Mutex::default(), pid })
+        let library = OnceLock::new();
+        Ok(Devices { seats, gpu_class, scratch_limit, places: Mutex::default(), library, pid })
     }
 }
 
@@ -220,6 +224,15 @@ impl Devices {
         }
         let device = self.streams().next()?.device();
         Some((device.vendor(), device.driver().number_at(address)?))
+    }
+
+    /// The library that arenas get memory of; `None` where there is none that can be used.
+    pub(super) fn collective_library(&self) -> Option<&Arc<Library>> {
+        let open = || {
+            let vendor = self.seats.first()?.gpu.vendor;
+            device::collective_library(vendor).ok().map(Arc::new)
+        };
+        self.library.get_or_init(open).as_ref()
     }
 
     /// Where arenas lie.

@@ -153,9 +153,9 @@ impl Arena {
     }
 
     /// One on the GPUs of the member's executor.
-    pub(super) fn on_gpus(arena: DeviceArena) -> Self {
+    pub(super) fn on_gpus(arena: Arc<DeviceArena>) -> Self {
         let taken = (0..arena.count()).map(|_| Mutex::new(0)).collect();
-        Self { place: Place::Gpus(Arc::new(arena)), taken: Arc::new(taken) }
+        Self { place: Place::Gpus(arena), taken: Arc::new(taken) }
     }
 
     /// On how many GPUs of this member it lies; 0 for one in host memory.

@@ -1,12 +1,13 @@
 //! Calls on GPU memory: what is checked before members agree on them, and the group of the members' GPUs that moves them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Mesh;
 use crate::communicator::ccl::{self, GpuGroup, Work};
 use crate::communicator::{Call, GpuArrays};
 use crate::device;
 use crate::error::{Error, Result};
+use crate::executor::DeviceArena;
 use crate::sys::Deadline;
 use crate::sys::gpu::{GpuSpan, Stream};
 use crate::vocabulary::{GpuVendor, Verb};
@@ -173,6 +174,17 @@ impl Mesh {
         Ok((call, source))
     }
 
+    /// Has the library know an arena: now if the group is there, else when it forms.
+    pub(super) fn register(&self, arena: &Arc<DeviceArena>) {
+        let joined = self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arenas = self.inner.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.retain(|arena| arena.strong_count() > 0);
+        arenas.push(Arc::downgrade(arena));
+        if let Some(group) = joined.as_ref() {
+            arena.regions().iter().for_each(|region| group.register(region));
+        }
+    }
+
     /// The group of the members' GPUs; the first call forms it.
     fn gpu_group(&self, gpu: Option<(GpuVendor, usize)>, deadline: &Deadline<'_>) -> Result<Arc<GpuGroup>> {
         let mut joined = self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner);
@@ -197,6 +209,10 @@ impl Mesh {
         let group =
             GpuGroup::join(self.communicator(), device::collective_library(vendor), stream, deadline)?;
         let group = Arc::new(group);
+        let arenas = self.inner.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        for arena in arenas.iter().filter_map(Weak::upgrade) {
+            arena.regions().iter().for_each(|region| group.register(region));
+        }
         *joined = Some(Arc::clone(&group));
         Ok(group)
     }

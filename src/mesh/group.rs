@@ -156,6 +156,7 @@ fn connect(
         lease: Mutex::new(own.or(lease)),
         communicator,
         gpus: Mutex::new(None),
+        arenas: Mutex::default(),
         recorder,
         key: exchange.key().clone(),
         network: between.network.clone(),

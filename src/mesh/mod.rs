@@ -17,7 +17,7 @@ mod split;
 mod verbs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 pub use arena::{ALIGNMENT, Arena, DeviceBytes};
@@ -32,7 +32,7 @@ use crate::device;
 use crate::environment::interface::Network;
 use crate::environment::{Launch, MeshOptions, Seen};
 use crate::error::{Error, Result};
-use crate::executor::Executor;
+use crate::executor::{DeviceArena, Executor};
 use crate::recorder::{Recorder, StackSource};
 use crate::rendezvous::directory::Meeting;
 use crate::rendezvous::{self, Exchange, RunKey, directory, memory};
@@ -74,6 +74,8 @@ struct Inner {
     communicator: Arc<dyn Communicator>,
     /// The same members' GPUs, from their first call on GPU memory on.
     gpus: Mutex<Option<Arc<GpuGroup>>>,
+    /// The arenas on GPUs that were made of it: their memory is known to that group.
+    arenas: Mutex<Vec<Weak<DeviceArena>>>,
     /// What members prove to each other; those of groups made later are derived from it.
     key: RunKey,
     network: Network,

@@ -1,5 +1,6 @@
 //! The verbs of a mesh: what is checked and held before the communicator moves a byte.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::communicator::{Call, Progress};
@@ -372,7 +373,11 @@ impl Mesh {
             return Err(Error::Closed { what: "the executor".into(), why: "it was closed meanwhile".into() });
         };
         match all.iter().position(|said| !said.is_empty()) {
-            None => Ok(Arena::on_gpus(arena)),
+            None => {
+                let arena = Arc::new(arena);
+                self.register(&arena);
+                Ok(Arena::on_gpus(arena))
+            }
             Some(index) => Err(refused_part(index, &all[index])),
         }
     }

@@ -93,6 +93,7 @@ mod tests {
                 quota_cores: Some(2),
                 visible_gpus: vec!["GPU-1".to_owned()],
                 driven_gpus: None,
+                shares_gpus: false,
                 socket: "name".to_owned(),
                 launcher: "srun".to_owned(),
                 local_index: Some(1),

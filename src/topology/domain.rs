@@ -116,6 +116,14 @@ impl Joined<'_> {
         }
     }
 
+    /// Whether another member drives the same GPU.
+    fn is_shared(&self, position: usize) -> bool {
+        let same = |other: &usize| {
+            *other != position && is_same(self.roster, &self.gpus[*other], &self.gpus[position])
+        };
+        (0..self.gpus.len()).any(|other| same(&other))
+    }
+
     /// Why this GPU cannot reduce in a switch, if it cannot.
     fn obstacle(&self, position: usize) -> Option<String> {
         let gpu = &self.gpus[position];
@@ -123,6 +131,9 @@ impl Joined<'_> {
         let owner = || name_of(&self.roster.members[gpu.owner]);
         if gpu.device.vendor != GpuVendor::Nvidia {
             return Some(format!("{} has no switch that reduces", name()));
+        }
+        if self.is_shared(position) {
+            return Some(format!("{} is shared by several members", name()));
         }
         if !gpu.device.multicast {
             return Some(format!("{} does not support multicast", name()));
@@ -143,6 +154,12 @@ impl Joined<'_> {
             Some(true) => None,
         }
     }
+}
+
+/// Whether two members drive one GPU.
+pub(super) fn is_same(roster: &Roster, one: &RunGpu, other: &RunGpu) -> bool {
+    let machine = |gpu: &RunGpu| &roster.members[gpu.owner].introduction.process.boot_id;
+    one.device.identity == other.device.identity && machine(one) == machine(other)
 }
 
 /// Whether a fabric identity can join GPUs of several machines: drivers give zeros where there is one machine.

@@ -72,6 +72,9 @@ pub struct Introduction {
     /// Those of them that its own executor drives; `None` leaves to the run which are its own.
     #[serde(default)]
     pub driven_gpus: Option<Vec<String>>,
+    /// Whether others may drive one of these too: the user wants it, and the vendor's library can.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_gpus: bool,
     /// The name of its abstract unix socket, or a path; empty if it listens nowhere.
     pub socket: String,
     /// The launcher's name and the local index it gave, for messages and checks.

@@ -27,6 +27,8 @@ pub struct Seeker {
     pub visible_gpus: Vec<String>,
     /// Those of them that its own executor drives; `None` where the division says which are its own.
     pub driven_gpus: Option<Vec<String>>,
+    /// Whether others may drive one of these too.
+    pub shares_gpus: bool,
     /// The memory domain that each of these GPUs is near, `None` where it is not known.
     pub gpu_domains: Vec<Option<u32>>,
 }
@@ -48,6 +50,7 @@ impl Seeker {
             quota_cores: introduction.quota_cores,
             visible_gpus: introduction.visible_gpus.clone(),
             driven_gpus: introduction.driven_gpus.clone(),
+            shares_gpus: introduction.shares_gpus,
             gpu_domains: introduction.visible_gpus.iter().map(near).collect(),
         }
     }
@@ -361,12 +364,14 @@ fn domains_of(machine: &[MemoryDomain], cores: &[u32]) -> Vec<u32> {
 /// # Errors
 /// `Invalid` for a GPU that would be driven twice, naming it and both processes.
 pub(super) fn divide_gpus(seekers: &[Seeker]) -> Result<Vec<Vec<usize>>> {
-    // What an executor drives is its process's, and nobody else's.
+    // What an executor drives is its process's, and nobody else's, unless all members share.
+    let is_shared = seekers.iter().all(|seeker| seeker.shares_gpus);
     let mut owners = BTreeMap::<(&str, &str), usize>::new();
     let mut owned = vec![Vec::new(); seekers.len()];
     for (position, seeker) in seekers.iter().enumerate() {
         for identity in seeker.driven_gpus.iter().flatten() {
-            if let Some(other) = owners.insert((&seeker.boot_id, identity), position) {
+            let other = owners.insert((&seeker.boot_id, identity), position);
+            if let Some(other) = other.filter(|_| !is_shared) {
                 return Err(driven_twice(identity, &seekers[other], seeker));
             }
             owned[position].extend(seeker.visible_gpus.iter().position(|own| own == identity));
@@ -419,7 +424,8 @@ fn driven_twice(identity: &str, first: &Seeker, second: &Seeker) -> Error {
         position.map_or(String::new(), |position| format!(" as its GPU {position}"))
     };
     let reason = format!(
-        "{}{} and {}{} both drive it: give Executor::for_vram of each process devices of its own",
+        "{}{} and {}{} both drive it: give Executor::for_vram of each process devices of its own, or share it with \
+         NCCL_MULTI_RANK_GPU_ENABLE=1 on all processes and NCCL 2.30 or newer",
         first.name,
         ordinal(first),
         second.name,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::domain::SWITCH;
+use super::domain::{SWITCH, is_same};
 use super::machine::MemoryDomain;
 use super::placement::{Placement, Request};
 use super::plan::Plan;
@@ -164,6 +164,12 @@ impl Topology {
             && !fabric.complete
         {
             parts.push("fabric not complete".to_owned());
+        }
+        let sharers = self.gpus.iter().filter(|other| other.owner != gpu.owner);
+        let sharers = sharers.filter(|other| is_same(&self.roster, other, gpu)).map(|other| other.owner);
+        let sharers = sharers.collect::<Vec<_>>();
+        if !sharers.is_empty() {
+            parts.push(format!("shared with index {}", index_ranges(&sharers)));
         }
         let domain = self.domains.iter().position(|domain| domain.contains(position));
         parts.extend(domain.map(|number| format!("multimem domain {number}")));

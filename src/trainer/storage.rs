@@ -253,7 +253,7 @@ impl Trainer {
     /// Reads this member's shards: parameters for all members of the host, state for itself.
     fn fill(&self, manifest: &Manifest, contents: &Contents, deadline: &Deadline<'_>) -> Result<Vec<Shard>> {
         if let Some(vram) = self.core.vram() {
-            let mut copied = vram.copied(deadline)?;
+            let mut copied = vram.blank()?;
             for (range, copied) in vram.owned().zip(&mut copied) {
                 let Copied { parameters, states } = copied;
                 self.fill_shard(contents, &range, parameters.span_mut(), states, deadline)?;

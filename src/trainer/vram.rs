@@ -213,6 +213,16 @@ impl Vram {
         self.slab.sections.iter().map(copy).collect()
     }
 
+    /// Zeros for this member's shards, for what a checkpoint holds of them.
+    pub(super) fn blank(&self) -> Result<Vec<Copied>> {
+        let blank = |section: &Section| {
+            let zeros = || Buffer::zeros(section.dtype, section.owned(self.seat).len());
+            let states = section.states.iter().map(|_| zeros()).collect::<Result<_>>()?;
+            Ok(Copied { parameters: zeros()?, states })
+        };
+        self.slab.sections.iter().map(blank).collect()
+    }
+
     /// Takes what the host has read for this member's shards.
     pub(super) fn take(&self, copied: &[Copied], deadline: &Deadline<'_>) -> Result<()> {
         for (section, copied) in self.slab.sections.iter().zip(copied) {

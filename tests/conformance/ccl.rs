@@ -7,7 +7,7 @@ use uform::sys::{Deadline, Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Arena, Call, Executor, GpuArrays, Mesh, VramOptions, device};
 
-use super::gpu::{amd, nvidia, options, soon};
+use super::gpu::{amd, nvidia, options, own_gpu, soon};
 use crate::harness::stand_in::StandIn;
 use crate::harness::{Folder, Outcome, Role, Setup, assert_all_succeeded, say, transcript};
 
@@ -17,6 +17,9 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("ccl.refuse", refuse),
     ("ccl.once", once),
     ("ccl.versions", versions),
+    ("ccl.arenas", arenas),
+    ("ccl.shared", shared),
+    ("ccl.unshared", unshared),
     ("ccl.late", late),
     ("ccl.late_start", late_start),
 ];
@@ -33,7 +36,7 @@ struct Member {
 
 impl Member {
     fn new(index: usize) -> Self {
-        let executor = Executor::for_vram(&VramOptions { devices: Some(vec![index]), ..options() });
+        let executor = Executor::for_vram(&VramOptions { devices: Some(vec![own_gpu(index)]), ..options() });
         let executor = executor.unwrap_or_else(|error| panic!("{}", error.chain()));
         let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
         let arena = mesh.arena(2 * OUTPUT, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
@@ -504,6 +507,103 @@ fn a_library_that_is_too_old_is_told_to_all_with_the_remedy() {
         assert_in_order(output, &[&["error Unsupported", "index 1 on GPU 1 (", remedy][..], &words].concat());
     }
     stand_in.assert_nothing_left();
+}
+
+/// Arenas before and after the first call, one of which goes before the mesh.
+fn arenas(index: usize, count: usize, _: &str) {
+    let member = Member::new(index);
+    let first = member.mesh.arena(4096, &soon()).expect("there is room");
+    let sum = |arena: &Arena| {
+        let bytes = arena.device_bytes(0, 0..4096).expect("within");
+        bytes.write(Span::of(&[index as f32 + 1.0; 1024]), &soon()).expect("the GPU works");
+        let arrays = GpuArrays { input: None, output: Some(bytes.span().expect("within")) };
+        let call = Call::on_gpu(Verb::AllReduce, Dtype::F32, ReduceOp::Sum, 0, arrays);
+        member.mesh.run(call, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        let mut found = [0.0_f32; 1024];
+        bytes.read(SpanMut::of(&mut found), &soon()).expect("the GPU works");
+        assert_eq!(found, [(count * (count + 1) / 2) as f32; 1024]);
+    };
+    sum(&first);
+    let second = member.mesh.arena(4096, &soon()).expect("there is room");
+    sum(&second);
+    drop(first);
+    sum(&second);
+    member.close();
+    drop(second);
+}
+
+#[test]
+fn arenas_are_memory_of_the_library_and_known_to_it() {
+    let counts = |stand_in: &StandIn| {
+        ["ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"]
+            .map(|name| stand_in.count(name))
+    };
+    on_both(2, "ccl.arenas", "", |stand_in, outcomes| {
+        assert_all_succeeded(outcomes);
+        stand_in.assert_nothing_left();
+        assert_eq!(counts(stand_in), [6; 4]);
+        assert_eq!(stand_in.count("cuMemAlloc_v2") + stand_in.count("hipMalloc"), 0);
+    });
+    // A library from before it could, one that gives no memory, and one that does not register.
+    let names = ["libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2"];
+    for (more, flags, wanted) in [
+        ("", &["-DNCCL_VERSION=21803"][..], [0, 0, 0, 0]),
+        ("fault ncclMemAlloc 0 1\n", &[], [6, 0, 6, 6]),
+        ("fault ncclCommRegister 0 3\n", &[], [6, 6, 6, 0]),
+    ] {
+        let stand_in = StandIn::with(&nvidia(2, more), &names, flags);
+        assert_all_succeeded(&stand_in.apply(Setup::new(2, "ccl.arenas")).start().finish());
+        stand_in.assert_nothing_left();
+        assert_eq!(counts(&stand_in), wanted, "{more}");
+        assert_eq!(stand_in.count("cuMemAlloc_v2"), if wanted[1] == 0 { 6 } else { 0 });
+    }
+}
+
+/// All members have the first GPU.
+fn shared(index: usize, count: usize, _: &str) {
+    let member = Member::new(0);
+    let topology = member.mesh.topology();
+    let others = (0..count).filter(|other| *other != index).collect::<Vec<_>>();
+    assert!(topology.to_string().matches("shared with index ").count() == count, "{topology}");
+    assert!(topology.gpus().len() == count && !others.is_empty(), "{topology}");
+    let reason = "is shared by several members";
+    assert!(topology.tier_reason().contains(reason), "{}", topology.tier_reason());
+    let call = (Verb::AllReduce, ReduceOp::Sum, 0);
+    let found = member.run(call, None, vec![value(index, 1); 5], &soon()).expect("NCCL takes them");
+    assert_eq!(found, [(0..count).map(|index| value(index, 1)).sum::<f64>(); 5]);
+    member.close();
+}
+
+/// Says why all members may not have the first GPU.
+fn unshared(_: usize, _: usize, _: &str) {
+    let executor = Executor::for_vram(&VramOptions { devices: Some(vec![0]), ..options() }).expect("there");
+    say(&Mesh::bootstrap(Some(&executor), None).expect_err("it is another's").chain());
+}
+
+#[test]
+fn members_share_a_gpu_where_all_say_so_and_nccl_can() {
+    const VARIABLE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+    let names = ["libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2"];
+    let multicast = "multicast 0\n";
+    for count in [2, 4] {
+        let stand_in = StandIn::with(&nvidia(1, multicast), &names, &["-DNCCL_VERSION=23203"]);
+        let setup = stand_in.apply(Setup::new(count, "ccl.shared")).variable(VARIABLE, "1");
+        assert_all_succeeded(&setup.start().finish());
+        stand_in.assert_nothing_left();
+    }
+    // An NCCL that cannot; and one that could, where nobody wants it.
+    for (version, value) in [("22705", "1"), ("23203", "0")] {
+        let flag = format!("-DNCCL_VERSION={version}");
+        let stand_in = StandIn::with(&nvidia(1, multicast), &names, &[&flag]);
+        let setup = stand_in.apply(Setup::new(2, "ccl.unshared")).variable(VARIABLE, value);
+        let outcomes = setup.start().finish();
+        assert_all_succeeded(&outcomes);
+        for Outcome { output, .. } in &outcomes {
+            let words =
+                ["index 0", "index 1", "both drive it", "NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL 2.30 or newer"];
+            assert!(words.iter().all(|word| output.contains(word)), "{output}");
+        }
+    }
 }
 
 /// Member 1 finds another NCCL than member 0.

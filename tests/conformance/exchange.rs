@@ -26,6 +26,7 @@ pub(crate) fn introduction(index: usize) -> Introduction {
         quota_cores: None,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         socket: format!("socket {index}"),
         launcher: "test".into(),
         local_index: Some(index),

@@ -79,6 +79,11 @@ pub(crate) fn amd(folder: &Folder, count: usize, more: &str) -> (String, String)
     (root.display().to_string(), format!("{answers}{more}"))
 }
 
+/// The GPU of a member: the one of its index, unless a machine has one for all.
+pub(crate) fn own_gpu(index: usize) -> usize {
+    std::env::var("UFORM_TEST_GPU").ok().and_then(|number| number.parse().ok()).unwrap_or(index)
+}
+
 pub(crate) fn options() -> VramOptions {
     VramOptions { cpu_class: Some(CpuClass::Serial), ..VramOptions::default() }
 }

@@ -38,6 +38,7 @@ pub(crate) fn introduction(socket: String) -> Introduction {
         quota_cores: None,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         socket,
         launcher: "test".into(),
         local_index: None,

@@ -9,7 +9,7 @@ use uform::{
     Deadline, Dtype, Executor, HostOptions, Mesh, Optimizer, Parameter, StepReport, Trainer, VramOptions,
 };
 
-use super::gpu::{amd, nvidia, options, soon};
+use super::gpu::{amd, nvidia, options, own_gpu, soon};
 use crate::harness::stand_in::StandIn;
 use crate::harness::{Folder, Outcome, Role, Setup, assert_all_succeeded, say, transcript};
 
@@ -47,8 +47,11 @@ struct Member {
 
 impl Member {
     fn new(index: usize, scratch_limit: u64) -> Self {
-        let executor =
-            Executor::for_vram(&VramOptions { devices: Some(vec![index]), scratch_limit, ..options() });
+        let executor = Executor::for_vram(&VramOptions {
+            devices: Some(vec![own_gpu(index)]),
+            scratch_limit,
+            ..options()
+        });
         let executor = executor.unwrap_or_else(|error| panic!("{}", error.chain()));
         let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
         let ram = HostOptions { threads: 1, ..HostOptions::default() };

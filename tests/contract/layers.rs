@@ -42,7 +42,7 @@ const TABLE: &[Row] = &[
         2,
         &[
             "sys",
-            "environment: Launch MACHINE_VARIABLE MeshOptions read_without_directory NCCL_VARIABLE RCCL_VARIABLE Visibility library_file machine_folder",
+            "environment: Launch MACHINE_VARIABLE shares_gpus MeshOptions read_without_directory NCCL_VARIABLE RCCL_VARIABLE Visibility library_file machine_folder",
             "topology: Damage Fabric FabricHealth FabricState GpuDevice GpuLink Introduction MemoryDomain Mig \
              MigInstance NvidiaAnswers NvidiaDevice NvidiaFabric NvidiaLink Process RecordedMachine Survey \
              variables_from_json",

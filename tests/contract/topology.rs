@@ -134,6 +134,7 @@ impl Recorded {
             quota_cores: value("quota").parse().ok(),
             visible_gpus: names(value("gpus")),
             driven_gpus: None,
+            shares_gpus: false,
             socket: String::new(),
             launcher: "torchrun".into(),
             local_index: None,
@@ -504,6 +505,7 @@ fn seeker(cores: &str, quota_cores: Option<u32>) -> Seeker {
         quota_cores,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         gpu_domains: Vec::new(),
     }
 }
@@ -581,6 +583,7 @@ fn processes_sit_near_their_gpus_and_keep_threads_of_a_core_together() {
         index,
         visible_gpus: vec![format!("GPU-{index}")],
         driven_gpus: None,
+        shares_gpus: false,
         gpu_domains: vec![Some(near)],
         ..seeker("0-7", None)
     });

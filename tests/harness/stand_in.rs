@@ -35,7 +35,16 @@ impl StandIn {
 
     /// With all libraries, NCCL or RCCL, and the compilers of kernels.
     pub(crate) fn whole(answers: &str, is_amd: bool) -> Self {
-        let whole = Self::collective(answers, is_amd);
+        Self::collective(answers, is_amd).with_compilers()
+    }
+
+    /// With all libraries, an NCCL that is compiled with these flags, and the compilers of kernels.
+    pub(crate) fn whole_of(answers: &str, flags: &[&str]) -> Self {
+        Self::with(answers, &[NAMES, &["libnccl.so.2"]].concat(), flags).with_compilers()
+    }
+
+    fn with_compilers(self) -> Self {
+        let whole = self;
         let library = fs::read_link(whole.path(NAMES[0])).expect("a link");
         for name in COMPILERS {
             symlink(&library, whole.path(name)).expect("the folder is writable");

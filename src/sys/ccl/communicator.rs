@@ -1,13 +1,13 @@
 //! A communicator of NCCL or RCCL on one GPU: made, asked about and ended under deadlines.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use super::{Comm, Config, Library, SUCCESS, UniqueId, name};
 use crate::error::{Error, Missing, Result};
 use crate::sys::Deadline;
-use crate::sys::gpu::{GpuSpan, Stream};
+use crate::sys::gpu::{GpuSpan, Region, Stream};
 use crate::vocabulary::{Dtype, ReduceOp};
 
 /// What a call or a state is that has not ended.
@@ -104,9 +104,38 @@ struct Handle(Comm);
 // SAFETY: a communicator may be used on any thread, by one at a time; the lock that holds it sees to that.
 unsafe impl Send for Handle {}
 
+/// The library's handle of memory that it knows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Known(*mut c_void);
+
+// SAFETY: it is handed to the library alone, under the lock of the communicator that gave it.
+unsafe impl Send for Known {}
+
+/// Memory that a communicator knows, for as long as both are there.
+pub struct Registration {
+    communicator: Weak<Communicator>,
+    known: Known,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Registration")
+    }
+}
+
+impl Registration {
+    /// Has the communicator forget the memory; false if it works for too long, and may still use it.
+    #[must_use]
+    pub(in crate::sys) fn end(self) -> bool {
+        self.communicator.upgrade().is_none_or(|communicator| communicator.forget(self.known))
+    }
+}
+
 /// A rank of a communicator, on one stream. Dropping it aborts it, unless it was finished.
 pub struct Communicator {
     handle: Mutex<Handle>,
+    /// What it knows: a library must be told to forget it before the communicator ends in order.
+    known: Mutex<Vec<Known>>,
     stream: Arc<Stream>,
     rank: usize,
     count: usize,
@@ -150,6 +179,7 @@ impl Communicator {
         };
         let made = Self {
             handle: Mutex::new(Handle(handle)),
+            known: Mutex::default(),
             stream: Arc::clone(stream),
             rank,
             count,
@@ -229,6 +259,69 @@ impl Communicator {
     #[must_use]
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
+    }
+
+    /// Has the library know the memory of a region, so that it moves it without a copy where it can; no other call may be under way.
+    ///
+    /// A library that cannot, or memory of another GPU, changes nothing.
+    pub fn register(self: &Arc<Self>, region: &Region) {
+        let Some(register) = self.library.table.comm_register else { return };
+        let handle = self.lock();
+        let is_own = Arc::ptr_eq(region.stream().device(), self.stream.device());
+        let range = 0..region.byte_count();
+        let (Ok(address), Ok(_current)) = (region.address(&range), self.stream.device().enter()) else {
+            return;
+        };
+        let mut registrations = region.registrations();
+        let is_known = registrations.iter().any(|own| own.communicator.as_ptr() == Arc::as_ptr(self));
+        if handle.0.is_null() || !is_own || is_known || range.is_empty() {
+            return;
+        }
+        let mut known = std::ptr::null_mut();
+        // SAFETY: the handle is live; the region gives its memory back only after the communicator has forgotten it or has ended.
+        let code = unsafe { register(handle.0, place(address), range.len(), &raw mut known) };
+        if code != SUCCESS || known.is_null() {
+            tracing::debug!(code, device = self.stream.device().name(), "memory was not registered");
+            return;
+        }
+        self.known().push(Known(known));
+        registrations.push(Registration { communicator: Arc::downgrade(self), known: Known(known) });
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the library forget memory; false if a call is under way for too long.
+    fn forget(&self, known: Known) -> bool {
+        let deadline = Deadline::after(END_LIMIT);
+        loop {
+            match self.handle.try_lock() {
+                Ok(handle) => return self.forget_now(&handle, known),
+                Err(TryLockError::Poisoned(handle)) => return self.forget_now(&handle.into_inner(), known),
+                Err(TryLockError::WouldBlock) if deadline.check("", Vec::<Missing>::new).is_err() => {
+                    return false;
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LONGEST_PAUSE),
+            }
+        }
+    }
+
+    fn forget_now(&self, handle: &Handle, known: Known) -> bool {
+        let mut all = self.known();
+        let Some(position) = all.iter().position(|own| *own == known) else { return true };
+        all.swap_remove(position);
+        // What has ended has forgotten everything.
+        let (false, Some(deregister)) = (handle.0.is_null(), self.library.table.comm_deregister) else {
+            return true;
+        };
+        let Ok(_current) = self.stream.device().enter() else { return true };
+        // SAFETY: the handle is live, and gave this one, which is used no more.
+        let code = unsafe { deregister(handle.0, known.0) };
+        if code != SUCCESS {
+            tracing::debug!(code, "memory was not deregistered");
+        }
+        true
     }
 
     /// Runs operations as one group, and returns when the GPU has done them.
@@ -414,6 +507,10 @@ impl Communicator {
             return Ok(());
         }
         let _current = self.stream.device().enter()?;
+        let known = self.known().clone();
+        known.into_iter().for_each(|known| {
+            self.forget_now(&handle, known);
+        });
         // SAFETY: the handle is live.
         let code = unsafe { (self.library.table.comm_finalize)(handle.0) };
         self.accept("ncclCommFinalize", code)?;

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use super::{Device, code};
 use crate::error::{Error, Result};
+use crate::sys::ccl::Library;
 
 /// Bytes of a GPU's memory.
 pub struct Memory {
     device: Arc<Device>,
+    /// Whose memory it is: of NCCL or RCCL, or of the driver where there is none.
+    library: Option<Arc<Library>>,
     address: u64,
     byte_count: usize,
 }
@@ -25,7 +28,35 @@ impl Memory {
     /// # Errors
     /// `Exhausted` naming the GPU, what was asked and what is free; `Vendor`.
     pub fn take(device: &Arc<Device>, byte_count: usize) -> Result<Self> {
-        let mut taken = Self { device: Arc::clone(device), address: 0, byte_count };
+        Self::take_from(device, None, byte_count)
+    }
+
+    /// As [`Memory::take`], of a collective library where it gives some, so that it can move them without a copy.
+    ///
+    /// # Errors
+    /// As [`Memory::take`].
+    pub fn take_from(
+        device: &Arc<Device>,
+        library: Option<&Arc<Library>>,
+        byte_count: usize,
+    ) -> Result<Self> {
+        let mut taken = Self { device: Arc::clone(device), library: None, address: 0, byte_count };
+        if byte_count > 0
+            && let Some(library) = library
+            && let Some(allocate) = library.table().mem_alloc
+        {
+            let _current = device.enter()?;
+            let mut address = std::ptr::null_mut();
+            // SAFETY: the function writes one address, which lives until it returns; the GPU is current.
+            let result = unsafe { allocate(&raw mut address, byte_count) };
+            if result == code::SUCCESS && !address.is_null() {
+                taken.library = Some(Arc::clone(library));
+                taken.address = address.addr() as u64;
+                return Ok(taken);
+            }
+            // What is in the way there need not be here, and this one says what is free.
+            tracing::debug!(result, device = device.name(), "ncclMemAlloc gave no memory");
+        }
         if byte_count > 0 {
             let current = device.enter()?;
             let mut address = 0;
@@ -82,7 +113,15 @@ impl Drop for Memory {
         let Ok(_current) = self.device.enter() else { return };
         // SAFETY: the address is one that `take` got and that is freed nowhere else; whoever queued work on it has waited for
         // its end. A failure leaves nothing to do.
-        let result = unsafe { (self.device.table().free)(self.address) };
+        let result = unsafe {
+            match self.library.as_ref().and_then(|library| library.table().mem_free) {
+                Some(free) => {
+                    let address = usize::try_from(self.address).unwrap_or(0);
+                    free(std::ptr::without_provenance_mut(address))
+                }
+                None => (self.device.table().free)(self.address),
+            }
+        };
         if result != code::SUCCESS {
             tracing::debug!(result, device = self.device.name(), "memory of a GPU was not freed");
         }

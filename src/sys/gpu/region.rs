@@ -1,11 +1,12 @@
 //! A region of a GPU's memory with the stream that its work is on: what is freed only when that work has ended.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{GpuSpan, Memory, Stream};
 use crate::error::{Error, Result};
+use crate::sys::ccl::{Library, Registration};
 use crate::sys::{Deadline, Span, SpanMut};
 
 /// How long dropping a region waits for work on its stream.
@@ -105,6 +106,8 @@ pub struct Region {
     /// `None` once they were left to work that did not end.
     memory: Option<Memory>,
     stream: Arc<Stream>,
+    /// The communicators that know the memory; they forget it before it is freed.
+    registrations: Mutex<Vec<Registration>>,
 }
 
 impl std::fmt::Debug for Region {
@@ -119,8 +122,21 @@ impl Region {
     /// # Errors
     /// `Exhausted` naming the GPU, what was asked and what is free; `Vendor`.
     pub fn take(stream: &Arc<Stream>, byte_count: usize) -> Result<Self> {
-        let memory = Memory::take(stream.device(), byte_count)?;
-        let region = Self { memory: Some(memory), stream: Arc::clone(stream) };
+        Self::take_from(stream, None, byte_count)
+    }
+
+    /// As [`Region::take`], of a collective library where it gives some.
+    ///
+    /// # Errors
+    /// As [`Region::take`].
+    pub fn take_from(
+        stream: &Arc<Stream>,
+        library: Option<&Arc<Library>>,
+        byte_count: usize,
+    ) -> Result<Self> {
+        let memory = Memory::take_from(stream.device(), library, byte_count)?;
+        let region =
+            Self { memory: Some(memory), stream: Arc::clone(stream), registrations: Mutex::default() };
         if let Some(memory) = &region.memory {
             // SAFETY: the memory is freed by the drop of `region` alone, which waits for the stream.
             unsafe { stream.fill(memory, &(0..byte_count), 0) }?;
@@ -138,6 +154,11 @@ impl Region {
     #[must_use]
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
+    }
+
+    /// The communicators that know the memory.
+    pub(in crate::sys) fn registrations(&self) -> MutexGuard<'_, Vec<Registration>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The address of a range in the GPU's terms; the host must not follow it. 0 where there are no bytes.
@@ -201,7 +222,15 @@ impl Drop for Region {
         let Some(memory) = self.memory.take() else { return };
         match self.stream.wait(&Deadline::after(DROP_LIMIT)) {
             // A GPU that has failed does nothing more with it.
-            Ok(()) | Err(Error::Vendor { .. }) => drop(memory),
+            Ok(()) | Err(Error::Vendor { .. }) => {
+                let registrations = std::mem::take(&mut *self.registrations());
+                if registrations.into_iter().all(Registration::end) {
+                    drop(memory);
+                } else {
+                    tracing::debug!("memory of a GPU is left to a communicator that works");
+                    memory.leak();
+                }
+            }
             Err(error) => {
                 tracing::debug!(%error, "memory of a GPU is left to the work on it");
                 memory.leak();

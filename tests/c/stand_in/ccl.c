@@ -18,8 +18,10 @@
 #endif
 #ifdef RCCL
 #define DEVICE hip_device
+#define IS_STARTED hip_is_started
 #else
 #define DEVICE cuda_device
+#define IS_STARTED cuda_is_started
 #endif
 
 enum { RANKS = 64, ITEMS = 256, COMM = 0xc033, DEAD = 0x0dead1, COMMS = 256 };
@@ -41,7 +43,15 @@ typedef struct {
 } header_t;
 typedef struct { header_t header; uint64_t input, output; } item_t;
 
-typedef struct {
+typedef struct known {
+    struct comm *comm;
+    uint64_t address;
+    size_t bytes;
+    struct known *next;
+} known_t;
+
+typedef struct comm {
+    known_t *known;
     int magic, rank, count, fd, is_blocking, is_final, is_aborted, state, polls, active;
     char socket[64];
     device_t *device;
@@ -391,6 +401,9 @@ static void end(comm_t *comm, int is_abort) {
     if (is_abort) shutdown(comm->fd, SHUT_RDWR);
     pthread_cond_broadcast(&changed);
     while (comm->active) pthread_cond_wait(&changed, &lock);
+    /* One that ends in order was told to forget what it knew. */
+    if (comm->known && !is_abort) violation("ncclCommDestroy: a communicator that knows memory");
+    for (; comm->known; comm->known = comm->known->next) memory_register(comm->known->address, comm->known->bytes, 0);
     comm->magic = DEAD;
     close(comm->fd);
     pthread_mutex_unlock(&lock);
@@ -566,25 +579,36 @@ int ncclRecv(uint64_t out, size_t count, int dtype, int peer, comm_t *comm, stre
 
 int ncclMemAlloc(uint64_t *address, size_t bytes) {
     int code = enter("ncclMemAlloc");
-    return code ? code : memory_take(DEVICE(), bytes, address) ? 1 : SUCCESS;
+    /* A copy of its own, as a test puts into a wheel, sees no memory of the driver. */
+    if (!IS_STARTED()) return 1;
+    return code ? code : memory_take(DEVICE(), 1, bytes, address) ? 1 : SUCCESS;
 }
 
 int ncclMemFree(uint64_t address) {
     int code = enter("ncclMemFree");
-    return code ? code : memory_give(DEVICE(), address);
+    return code ? code : memory_give(DEVICE(), 1, address);
 }
 
-int ncclCommRegister(comm_t *comm, uint64_t address, size_t bytes, void **handle) {
+int ncclCommRegister(comm_t *comm, uint64_t address, size_t bytes, known_t **handle) {
     int code = enter("ncclCommRegister");
     usable(comm, "ncclCommRegister");
-    *handle = host_address(address, bytes, "ncclCommRegister");
-    return code;
+    if (code) return code;
+    known_t *known = malloc(sizeof *known);
+    if (!known) violation("the host has no memory for a registration");
+    memory_register(address, bytes, 1);
+    *known = (known_t){comm, address, bytes, comm->known};
+    comm->known = *handle = known;
+    return SUCCESS;
 }
 
-int ncclCommDeregister(comm_t *comm, void *handle) {
+int ncclCommDeregister(comm_t *comm, known_t *handle) {
     int code = enter("ncclCommDeregister");
     comm_of(comm, "ncclCommDeregister");
-    if (!handle) violation("ncclCommDeregister: no handle");
+    known_t **at = &comm->known;
+    while (*at && *at != handle) at = &(*at)->next;
+    if (!*at) violation("ncclCommDeregister: what this communicator does not know");
+    memory_register(handle->address, handle->bytes, 0);
+    *at = handle->next;
     return code;
 }
 

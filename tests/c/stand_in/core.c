@@ -46,7 +46,8 @@ typedef struct allocation {
     size_t bytes, mapped;
     unsigned char *shadow;
     device_t *device;
-    int is_given_back;
+    int is_given_back, is_collective;
+    unsigned registrations;
     struct allocation *next;
 } allocation_t;
 
@@ -242,7 +243,7 @@ device_t *memory_owner(uint64_t address) {
 }
 
 /* The address that programs see cannot be read by the host, as on most machines; its bytes lie elsewhere, and are not zero. */
-int memory_take(device_t *device, size_t bytes, uint64_t *address) {
+int memory_take(device_t *device, int is_collective, size_t bytes, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     int code = device->poison;
@@ -254,7 +255,7 @@ int memory_take(device_t *device, size_t bytes, uint64_t *address) {
         unsigned char *shadow = malloc(bytes);
         if (!made || seen == MAP_FAILED || !shadow) violation("the host has no memory for it");
         memset(shadow, 0xa5, bytes);
-        *made = (allocation_t){(uint64_t)(uintptr_t)seen, bytes, mapped, shadow, device, 0, allocations};
+        *made = (allocation_t){(uint64_t)(uintptr_t)seen, bytes, mapped, shadow, device, 0, is_collective, 0, allocations};
         allocations = made;
         device->used += bytes, device->allocations += 1;
         *address = made->address;
@@ -266,7 +267,7 @@ int memory_take(device_t *device, size_t bytes, uint64_t *address) {
 /* Whether an operation that has not ended touches an allocation; the lock is held. */
 static int is_touched(allocation_t *a);
 
-int memory_give(device_t *device, uint64_t address) {
+int memory_give(device_t *device, int is_collective, uint64_t address) {
     pthread_mutex_lock(&lock);
     allocation_t *found = NULL;
     for (allocation_t *a = allocations; a && !found; a = a->next)
@@ -274,6 +275,8 @@ int memory_give(device_t *device, uint64_t address) {
     if (!found) violation("free: 0x%llx is not the start of device memory", (unsigned long long)address);
     if (found->is_given_back) violation("free: 0x%llx was freed before", (unsigned long long)address);
     if (found->device != device) violation("free: memory of another device than the current one");
+    if (found->is_collective != is_collective) violation("free: by another library than the one that gave it");
+    if (found->registrations) violation("free: a communicator knows 0x%llx", (unsigned long long)address);
     if (is_touched(found)) violation("free: work that has not ended uses 0x%llx", (unsigned long long)address);
     /* The address stays taken, so that no later one is the same. */
     found->is_given_back = 1;
@@ -281,6 +284,14 @@ int memory_give(device_t *device, uint64_t address) {
     device->used -= found->bytes, device->allocations -= 1;
     pthread_mutex_unlock(&lock);
     return SUCCESS;
+}
+
+void memory_register(uint64_t address, size_t bytes, int is_known) {
+    pthread_mutex_lock(&lock);
+    allocation_t *found = allocation_of(address, bytes);
+    if (!found) violation("register: %zu bytes at 0x%llx are not device memory", bytes, (unsigned long long)address);
+    found->registrations += is_known ? 1u : -1u;
+    pthread_mutex_unlock(&lock);
 }
 
 int memory_free_bytes(device_t *device, size_t *free_bytes, size_t *total_bytes) {

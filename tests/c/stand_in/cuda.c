@@ -31,6 +31,7 @@ static device_t *current(char const *name) {
 }
 
 device_t *cuda_device(void) { return current("NCCL"); }
+int cuda_is_started(void) { return is_started; }
 
 /* Only what the caller could have is a device: numbers are those of cuDeviceGet. */
 static device_t *device_of(int device) { return visible(NVIDIA, device); }
@@ -157,12 +158,12 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
 
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     ENTER("cuMemAlloc_v2");
-    return memory_take(current("cuMemAlloc_v2"), bytes, address);
+    return memory_take(current("cuMemAlloc_v2"), 0, bytes, address);
 }
 
 int cuMemFree_v2(uint64_t address) {
     ENTER("cuMemFree_v2");
-    return memory_give(current("cuMemFree_v2"), address);
+    return memory_give(current("cuMemFree_v2"), 0, address);
 }
 
 /* The kind of memory is 2 for a device's; of managed memory there is none here. */

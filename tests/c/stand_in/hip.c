@@ -21,6 +21,7 @@ static device_t *current(char const *name) {
 }
 
 device_t *hip_device(void) { return current("RCCL"); }
+int hip_is_started(void) { return is_started; }
 
 int hipInit(unsigned flags) {
     int code = enter("hipInit");
@@ -87,12 +88,12 @@ int hipMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 int hipMalloc(uint64_t *address, size_t bytes) {
     ENTER("hipMalloc");
-    return memory_take(current("hipMalloc"), bytes, address);
+    return memory_take(current("hipMalloc"), 0, bytes, address);
 }
 
 int hipFree(uint64_t address) {
     ENTER("hipFree");
-    return memory_give(current("hipFree"), address);
+    return memory_give(current("hipFree"), 0, address);
 }
 
 int hipStreamCreateWithFlags(stream_t **stream, unsigned flags) {

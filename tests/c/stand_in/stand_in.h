@@ -64,6 +64,8 @@ void write_down(char const *text);
 /* The device that is current on this thread. */
 device_t *cuda_device(void);
 device_t *hip_device(void);
+int cuda_is_started(void);
+int hip_is_started(void);
 
 /* Says what the caller did wrong, and ends the process. */
 _Noreturn void violation(char const *format, ...) __attribute__((format(printf, 1, 2)));
@@ -81,8 +83,11 @@ int event_close(event_t *event);
 int event_record(device_t *current, event_t *event, stream_t *stream);
 int event_query(event_t *event);
 int stream_wait(device_t *current, stream_t *stream, event_t *event);
-int memory_take(device_t *device, size_t bytes, uint64_t *address);
-int memory_give(device_t *device, uint64_t address);
+int memory_take(device_t *device, int is_collective, size_t bytes, uint64_t *address);
+int memory_give(device_t *device, int is_collective, uint64_t address);
+
+/* A communicator knows the memory, or forgets it. */
+void memory_register(uint64_t address, size_t bytes, int is_known);
 
 /* The device whose memory an address is, NULL for none. */
 device_t *memory_owner(uint64_t address);

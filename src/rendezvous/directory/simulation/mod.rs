@@ -187,6 +187,7 @@ fn introduction(index: usize, host: usize, pid: usize) -> Introduction {
         quota_cores: None,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         socket: format!("socket {pid}"),
         launcher: "simulation".into(),
         local_index: None,

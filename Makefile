@@ -27,7 +27,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 LIBDIR ?= $(PREFIX)/lib
 CARGO_PROFILE ?= release
 
-.PHONY: install uninstall c-tools test-large
+.PHONY: install uninstall c-tools test-large test-tsan
 
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
@@ -132,6 +132,20 @@ test-large: wheel
 	cargo test --locked --test uform conformance::large -- --ignored --nocapture
 	cargo test --locked --package uform-c --test uform_c large:: -- --ignored --nocapture
 	$(BIN)/python -m pytest -m large tests/python
+
+# ThreadSanitizer over members that are threads, executors and deferred calls, with a standard library that it sees too. The toolchain
+# is the stable one; RUSTC_BOOTSTRAP lets it take the two switches. Build scripts and macros are built without. What members tell each
+# other over sockets is left out: the sanitizer does not see those system calls, and would take what they order for races.
+TSAN_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+TSAN_TESTS := executor:: communicator:: recorder:: sys::shared trainer::tests conformance::communicator::threads \
+	conformance::communicator::arrays conformance::arrays conformance::deferred conformance::trainer::threads
+test-tsan:
+	@[ -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" ] || \
+		{ echo "make test-tsan builds the standard library: run 'rustup component add rust-src'" >&2; exit 1; }
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+		TSAN_OPTIONS="halt_on_error=1" CARGO_TARGET_DIR=$(abspath $(TARGET))/tsan CARGO_INCREMENTAL=0 \
+		cargo test --locked --package uform -Zbuild-std --target $(TSAN_HOST) --lib --test uform -- \
+		--skip signal_model --skip members_of_several_hosts $(TSAN_TESTS)
 
 # One build and one target folder for each MPI: handles of one are not those of the other.
 TARGET = $(or $(CARGO_TARGET_DIR),target)

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -22,9 +23,29 @@ const RESERVE_STEP: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Segment {
     file: Private,
+    /// Those of the mapping.
+    pointer: NonNull<u8>,
+    byte_count: usize,
+    _mapping: Arc<Mapping>,
+}
+
+/// A mapping of a file. A process maps a file once, so that what looks for races sees one memory where members are threads.
+#[derive(Debug)]
+struct Mapping {
     pointer: NonNull<u8>,
     byte_count: usize,
 }
+
+// SAFETY: the mapping belongs to the process, not to a thread, and lives until drop; nothing but its address is read.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// The device and the number of a file, and its mapping while a segment has one.
+type Known = ((u64, u64), Weak<Mapping>);
+
+/// The files that are mapped.
+static MAPPED: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
 // SAFETY: the mapping belongs to the process, not to a thread, and lives until drop; all access is by spans and
 // atomic words, for which concurrent writers are expected.
@@ -111,17 +132,23 @@ impl Segment {
     }
 
     fn map(name: &str, file: OwnedFd, byte_count: usize) -> Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and the size of the file is sealed,
-        // so no access within it can fault.
-        let pointer = unsafe {
-            let null = std::ptr::null_mut();
-            rustix::mm::mmap(null, byte_count.max(1), protection, MapFlags::SHARED, &file, 0)
-        }
-        .map_err(|errno| Self::refused(name, "map", byte_count, errno))?;
-        let pointer = NonNull::new(pointer.cast::<u8>())
-            .ok_or_else(|| Self::refused(name, "map", byte_count, Errno::NOMEM))?;
-        Ok(Self { file: Private::new(file), pointer, byte_count })
+        let found =
+            rustix::fs::fstat(&file).map_err(|errno| Error::io(place(name), "look at", errno.into()))?;
+        let identity = (found.st_dev, found.st_ino);
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.retain(|(_, mapping)| mapping.strong_count() > 0);
+        let known = mapped.iter().find(|(known, _)| *known == identity);
+        let mapping = match known.and_then(|(_, mapping)| mapping.upgrade()) {
+            // The size of the file is sealed, and was compared.
+            Some(mapping) if mapping.byte_count == byte_count => mapping,
+            _ => {
+                let made = Mapping::new(&file, byte_count);
+                let made = Arc::new(made.map_err(|errno| Self::refused(name, "map", byte_count, errno))?);
+                mapped.push((identity, Arc::downgrade(&made)));
+                made
+            }
+        };
+        Ok(Self { file: Private::new(file), pointer: mapping.pointer, byte_count, _mapping: mapping })
     }
 
     fn refused(name: &str, operation: &str, byte_count: usize, errno: Errno) -> Error {
@@ -200,9 +227,24 @@ impl Segment {
     }
 }
 
-impl Drop for Segment {
+impl Mapping {
+    fn new(file: &OwnedFd, byte_count: usize) -> std::result::Result<Self, Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and the size of the file is sealed,
+        // so no access within it can fault.
+        let pointer = unsafe {
+            let null = std::ptr::null_mut();
+            rustix::mm::mmap(null, byte_count.max(1), protection, MapFlags::SHARED, file, 0)
+        }?;
+        let pointer = NonNull::new(pointer.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        Ok(Self { pointer, byte_count })
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map` and is unmapped once; spans and words borrow `self`, so none is left.
+        // SAFETY: the range was mapped by `new` and is unmapped once; spans and words borrow segments that keep it, so none is
+        // left.
         let _ = unsafe { rustix::mm::munmap(self.pointer.as_ptr().cast(), self.byte_count.max(1)) };
     }
 }
@@ -214,12 +256,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mappings_of_one_file_show_the_same_bytes() {
+    fn two_segments_of_one_file_show_the_same_bytes_at_one_address() {
         let one = Segment::reserve("uform-test", 5000).expect("5000 bytes are free");
         let file = one.file().try_clone_to_owned().expect("descriptors are free");
         let two = Segment::adopt("uform-test", file, 5000).expect("it is sealed");
         one.word64(4096).expect("within").store(7, Ordering::SeqCst);
         assert_eq!(two.word64(4096).expect("within").load(Ordering::SeqCst), 7);
+        assert_eq!(one.span().pointer(), two.span().pointer());
+        drop(one);
+        assert_eq!(two.word64(4096).expect("within").load(Ordering::SeqCst), 7, "as long as one is left");
+        let one = two;
         assert!(one.word64(4997).is_none() && one.word32(5000).is_none() && one.word32(2).is_none());
         assert_eq!(one.offset_of(one.span().pointer().wrapping_add(10), 4990), Some(10));
         assert_eq!(one.offset_of(one.span().pointer().wrapping_add(10), 4991), None);

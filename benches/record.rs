@@ -1,4 +1,7 @@
 //! Measures what the check of a call and its record cost, without another member: nobody is waited for.
+//!
+//! The check is that of a group in shared memory: what a call of a group of one takes besides its record. It is more than the
+//! comparison alone, since the group's lock and its place in the order of calls are in it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -6,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use uform::communicator::control::Life;
 use uform::communicator::recorded::RecordedCommunicator;
+use uform::communicator::shared::{Proof, SharedCommunicator};
 use uform::communicator::{Call, Channel, Communicator, SharedArena};
 use uform::recorder::{Identity, Place, Recorder, Site};
-use uform::sys::{Deadline, SpanMut};
+use uform::rendezvous::RunKey;
+use uform::sys::{Deadline, SpanMut, process};
+use uform::topology::{Group, Introduction, Member, Process, Roster, Survey};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Mesh};
 
@@ -62,6 +68,44 @@ impl Communicator for Nothing {
     fn close(&self) {}
 }
 
+/// A group of this process alone, in shared memory.
+fn alone(deadline: &Deadline<'_>) -> Result<Arc<SharedCommunicator>, Error> {
+    let pid = process::pid();
+    let (host_name, boot_id) = (process::host_name(), process::boot_id()?);
+    let start_ticks = process::start_ticks(pid).unwrap_or(0);
+    let process = Process {
+        host_name: host_name.clone(),
+        boot_id: boot_id.clone(),
+        pid,
+        start_ticks,
+        command: String::new(),
+    };
+    let survey = Survey {
+        host_name,
+        boot_id,
+        cores: vec![0],
+        memory_domains: Vec::new(),
+        siblings: Vec::new(),
+        cpu_classes: Vec::new(),
+        gpus: Vec::new(),
+    };
+    let introduction = Introduction {
+        process,
+        cores: vec![0],
+        quota_cores: None,
+        visible_gpus: Vec::new(),
+        driven_gpus: None,
+        socket: String::new(),
+        launcher: "bench".into(),
+        local_index: None,
+        survey,
+    };
+    let member = Member { index: 0, nonce: "bench".into(), introduction };
+    let roster = Roster { run: "bench".into(), members: vec![member] };
+    let proof = Proof::gather(None, &roster, 0, &RunKey([7; 32]), deadline)?;
+    SharedCommunicator::join(proof, &Group { name: "run".into(), seats: vec![0], own: 0 }, deadline)
+}
+
 /// The median over rounds of the nanoseconds of one act.
 fn median(mut act: impl FnMut()) -> f64 {
     const BATCH: u32 = 10_000;
@@ -97,7 +141,12 @@ fn main() -> Result<(), Error> {
     let bare = median(|| run(&Nothing, Site::default));
     let recorded = median(|| run(&*group, Site::default));
     let with_site = median(|| run(&*group, Site::caller));
-    println!("record of a call: {:.1} ns, with its site {:.1} ns", recorded - bare, with_site - bare);
+    let (record, record_with_site) = (recorded - bare, with_site - bare);
+    println!("record of a call: {record:.1} ns, with its site {record_with_site:.1} ns");
+    let shared = alone(&deadline)?;
+    let checked = median(|| run(&*shared, Site::caller)) - median(|| run(&Nothing, Site::caller));
+    println!("check of a call and its place in the order: {checked:.1} ns");
+    println!("check and record together: {:.1} ns", checked + record_with_site);
     let mesh = Mesh::bootstrap(None, None)?;
     let whole = median(|| {
         let _ = black_box(mesh.barrier());

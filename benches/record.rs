@@ -95,6 +95,7 @@ fn alone(deadline: &Deadline<'_>) -> Result<Arc<SharedCommunicator>, Error> {
         quota_cores: None,
         visible_gpus: Vec::new(),
         driven_gpus: None,
+        shares_gpus: false,
         socket: String::new(),
         launcher: "bench".into(),
         local_index: None,

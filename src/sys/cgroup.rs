@@ -4,6 +4,7 @@
 //! are read along the whole path, since each ancestor limits too.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// How many cores' worth of time the control groups allow: the quota over the period, the least along the path.
 ///
@@ -55,12 +56,45 @@ pub fn memory_allowance_of(root: &Path) -> Option<u64> {
     old.chain(new).min()
 }
 
+/// What two files say: which groups this process is in, and where they are mounted.
+struct Groups {
+    root: PathBuf,
+    groups: String,
+    mounts: String,
+}
+
+/// What was read last. A machine of containers has thousands of mounts, and a process asks several times while it starts.
+static KNOWN: Known = Mutex::new(None);
+
+type Known = Mutex<Option<Arc<Groups>>>;
+
+impl Groups {
+    /// Those of this moment: the mounts are read again only where the groups are others than before.
+    fn of(root: &Path, known: &Known) -> Arc<Self> {
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+        let groups = read("proc/self/cgroup");
+        // Never waited for: a forked child may find the lock taken for ever.
+        let mut known = known.try_lock().ok();
+        if let Some(Some(known)) = known.as_deref()
+            && known.root == root
+            && known.groups == groups
+        {
+            return Arc::clone(known);
+        }
+        let found = Arc::new(Self { root: root.to_owned(), groups, mounts: read("proc/self/mountinfo") });
+        if let Some(known) = &mut known {
+            **known = Some(Arc::clone(&found));
+        }
+        found
+    }
+}
+
 /// The folders of this process's group of one controller, innermost first, up to the mount; version 2 for `None`.
 ///
 /// Outer folders that are not mounted here, as in a container, are left out.
 fn folders(root: &Path, controller: Option<&str>) -> Vec<PathBuf> {
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
-    let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+    let known = Groups::of(root, &KNOWN);
+    let (groups, mounts) = (&known.groups, &known.mounts);
     let group = groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, group) = (parts.next()?, parts.next()?);
@@ -237,6 +271,21 @@ mod tests {
             ]);
             assert_eq!(memory_allowance_of(&tree.0), left, "{limit} {used}");
         }
+    }
+
+    #[test]
+    fn mounts_are_read_again_only_when_the_groups_are_others() {
+        let tree = Tree::new(&[("proc/self/mountinfo", V2_MOUNTS), ("proc/self/cgroup", "0::/one\n")]);
+        let (known, other) = (Known::default(), Tree::new(&[("proc/self/cgroup", "0::/one\n")]));
+        let mounts = |tree: &Tree| Groups::of(&tree.0, &known).mounts.clone();
+        let write = |path: &str, text: &str| std::fs::write(tree.0.join(path), text).expect("it is there");
+        assert_eq!(mounts(&tree), V2_MOUNTS);
+        write("proc/self/mountinfo", V1_MOUNTS);
+        assert_eq!(mounts(&tree), V2_MOUNTS, "read once");
+        write("proc/self/cgroup", "0::/two\n");
+        assert_eq!(mounts(&tree), V1_MOUNTS, "a process that was moved");
+        assert_eq!(mounts(&other), "", "another tree");
+        assert_eq!(mounts(&tree), V1_MOUNTS);
     }
 
     #[test]

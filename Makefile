@@ -27,7 +27,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 LIBDIR ?= $(PREFIX)/lib
 CARGO_PROFILE ?= release
 
-.PHONY: install uninstall c-tools test-large test-tsan
+.PHONY: install uninstall c-tools test-large test-tsan bench-check
 
 help:
 	@echo "make train   build, install into .venv, and train the digits example in two processes"
@@ -60,6 +60,10 @@ bench-peers: wheel
 		{ echo "make bench-peers needs BENCH=DIR, the folder of run_peers.py" >&2; exit 1; }
 	BENCH_PLUGIN=$(CURDIR)/benches/peers/plugin.py BENCH_UFORM=$(CURDIR)/$(VENV) \
 		$(BIN)/python $(BENCH)/run_peers.py --rounds 5 --spread --peers $(PEERS) -- --sizes $(SIZES) --budget 0.1
+
+# What check and record add to a call, by a second build of the library without them.
+bench-check:
+	$(PYTHON) benches/check.py
 
 clean:
 	cargo clean
@@ -136,16 +140,28 @@ test-large: wheel
 # ThreadSanitizer over members that are threads, executors and deferred calls, with a standard library that it sees too. The toolchain
 # is the stable one; RUSTC_BOOTSTRAP lets it take the two switches. Build scripts and macros are built without. What members tell each
 # other over sockets is left out: the sanitizer does not see those system calls, and would take what they order for races.
+# First comes a test that races on purpose: that nothing is reported means something only where that race is.
 TSAN_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
-TSAN_TESTS := executor:: communicator:: recorder:: sys::shared trainer::tests conformance::communicator::threads \
-	conformance::communicator::arrays conformance::arrays conformance::deferred conformance::trainer::threads
+TSAN_TESTS := executor:: communicator:: recorder:: sys::shared sys::crew trainer::tests conformance::communicator::threads \
+	conformance::communicator::arrays conformance::arrays conformance::deferred conformance::trainer::threads \
+	conformance::sanitizer conformance::threads::members
+TSAN_RACE := conformance::sanitizer::members_that_do_not_wait_race
+TSAN = RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+	TSAN_OPTIONS="halt_on_error=1" CARGO_TARGET_DIR=$(abspath $(TARGET))/tsan CARGO_INCREMENTAL=0 \
+	cargo test --locked --package uform -Zbuild-std --target $(TSAN_HOST)
 test-tsan:
-	@[ -d "$$(rustc --print sysroot)/lib/rustlib/src/rust/library" ] || \
+	@[ -f "$$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] || \
 		{ echo "make test-tsan builds the standard library: run 'rustup component add rust-src'" >&2; exit 1; }
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
-		TSAN_OPTIONS="halt_on_error=1" CARGO_TARGET_DIR=$(abspath $(TARGET))/tsan CARGO_INCREMENTAL=0 \
-		cargo test --locked --package uform -Zbuild-std --target $(TSAN_HOST) --lib --test uform -- \
-		--skip signal_model --skip members_of_several_hosts $(TSAN_TESTS)
+	$(TSAN) --lib --test uform --no-run
+	@report=$$($(TSAN) --test uform -- --ignored --exact $(TSAN_RACE) 2>&1) && ended=well || ended=badly; \
+	if [ $$ended = well ] || ! grep -q 'WARNING: ThreadSanitizer: data race' <<< "$$report" || \
+		! grep -q 'tests/conformance/sanitizer.rs' <<< "$$report"; then \
+		echo "$$report" >&2; \
+		echo "$(TSAN_RACE) races on purpose, and ThreadSanitizer did not report it: its silence would mean nothing" >&2; \
+		exit 1; \
+	fi; \
+	echo "the race on purpose is reported: $$(grep -m 1 '^SUMMARY: ' <<< "$$report")"
+	$(TSAN) --lib --test uform -- --skip signal_model --skip members_of_several_hosts $(TSAN_TESTS)
 
 # One build and one target folder for each MPI: handles of one are not those of the other.
 TARGET = $(or $(CARGO_TARGET_DIR),target)

@@ -10,7 +10,7 @@ mod site;
 mod stacks;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::folder::{KEPT_RUNS, Place};
@@ -20,14 +20,17 @@ pub use self::site::{SITE_BYTES, Site};
 pub use self::stacks::StackSource;
 
 use self::layout::{
-    ANCHORS, CALL_BYTES, FILE_BYTES, GROUPS, HEADER_WORDS, Header, TEXT_BYTES, call_offset, group_offset,
-    site_offset,
+    ANCHORS, CALL_BYTES, FILE_BYTES, GROUPS, HEADER_WORDS, Header, MATCHED_LAST, TEXT_BYTES, call_offset,
+    group_offset, site_offset,
 };
 use crate::error::{Error, Result};
 use crate::sys::clock::{self, Ticks};
 use crate::sys::mapped::Mapped;
 use crate::sys::{Span, process};
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
+
+/// Whether members compare their calls and record them: always, but in a build that measures what it costs (`make bench-check`).
+pub(crate) const IS_ON: bool = !cfg!(uform_unchecked);
 
 /// Who records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,8 +99,8 @@ struct Groups {
 /// A call that is being recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark<'a> {
-    recorder: &'a Recorder,
-    offset: usize,
+    words: &'a [AtomicU64; 8],
+    ticks: Ticks,
 }
 
 impl Recorder {
@@ -222,31 +225,33 @@ impl Recorder {
     /// Records that a call is entered.
     #[inline]
     pub fn enter(&self, call: Entered) -> Mark<'_> {
-        let number = self.word(Header::Next).fetch_add(1, Ordering::Relaxed);
-        let offset = call_offset(number);
-        let word = |position: usize| self.map.word(offset + 8 * position);
+        // The words that are written with each call have a line of their own.
+        let header = self.map.line(8 * Header::Next as usize);
+        let header = |word: Header| &header[word as usize - Header::Next as usize];
+        let number = header(Header::Next).fetch_add(1, Ordering::Relaxed);
+        let words = self.map.line(call_offset(number));
         // Who reads while this is written sees no call here.
-        word(0).store(0, Ordering::Relaxed);
+        words[0].store(0, Ordering::Relaxed);
         let now = self.ticks.now();
-        word(1).store(now, Ordering::Release);
-        word(2).store(0, Ordering::Relaxed);
-        word(3).store(0, Ordering::Relaxed);
+        words[1].store(now, Ordering::Release);
+        words[2].store(0, Ordering::Relaxed);
+        words[3].store(0, Ordering::Relaxed);
         let kind = |number: i32| u64::from(number.unsigned_abs() as u8);
         let kinds = kind(call.verb.number()) | kind(call.dtype.number()) << 8 | kind(call.op.number()) << 16;
-        word(4).store(kinds | u64::from(call.site.0) << 32, Ordering::Relaxed);
-        word(5).store(call.count, Ordering::Relaxed);
-        word(6).store(u64::from(call.group) << 32 | (call.root as u64 & 0xffff_ffff), Ordering::Relaxed);
-        word(7).store(0, Ordering::Relaxed);
-        word(0).store(number + 1, Ordering::Release);
+        words[4].store(kinds | u64::from(call.site.0) << 32, Ordering::Relaxed);
+        words[5].store(call.count, Ordering::Relaxed);
+        words[6].store(u64::from(call.group) << 32 | (call.root as u64 & 0xffff_ffff), Ordering::Relaxed);
+        words[7].store(0, Ordering::Relaxed);
+        words[0].store(number + 1, Ordering::Release);
         if call.site != Site::default()
             && self.map.word(site_offset(call.site.0)).load(Ordering::Relaxed) == 0
         {
             self.name_site(call.site);
         }
-        if now >= self.word(Header::NextAnchor).load(Ordering::Relaxed) {
-            self.anchor(self.word(Header::AnchorCount).load(Ordering::Relaxed), now);
+        if now >= header(Header::NextAnchor).load(Ordering::Relaxed) {
+            self.anchor(header(Header::AnchorCount).load(Ordering::Relaxed), now);
         }
-        Mark { recorder: self, offset }
+        Mark { words, ticks: self.ticks }
     }
 
     #[cold]
@@ -310,31 +315,36 @@ impl Drop for Recorder {
 }
 
 impl Mark<'_> {
-    fn word(&self, position: usize) -> &std::sync::atomic::AtomicU64 {
-        self.recorder.map.word(self.offset + 8 * position)
-    }
-
     /// Records the number that the call has in its group.
     #[inline]
     pub fn numbered(&self, sequence: u64) {
-        self.word(7).store(sequence, Ordering::Relaxed);
+        self.words[7].store(sequence, Ordering::Relaxed);
     }
 
     /// Records that all members have made this call.
     #[inline]
     pub fn matched(&self) {
-        self.word(2).store(self.recorder.ticks.now(), Ordering::Relaxed);
+        self.words[2].store(self.ticks.now(), Ordering::Relaxed);
+    }
+
+    /// Records that all members have made this call, and that nothing more is waited for: that was when it ended.
+    #[inline]
+    pub fn matched_last(&self) {
+        self.words[2].store(MATCHED_LAST, Ordering::Relaxed);
     }
 
     /// Records how the call ended.
     #[inline]
     pub fn left<T>(&self, result: &Result<T>) {
         let status = result.as_ref().err().map_or(0, |error| error.status().number());
-        self.word(3).store(self.recorder.ticks.now(), Ordering::Relaxed);
-        let kinds = self.word(4).load(Ordering::Relaxed) & !(0xff << 24);
+        self.words[3].store(self.ticks.now(), Ordering::Relaxed);
+        let kinds = self.words[4].load(Ordering::Relaxed) & !(0xff << 24);
         let status = u64::from(status.unsigned_abs() as u8) + 1;
-        self.word(4).store(kinds | status << 24, Ordering::Release);
+        self.words[4].store(kinds | status << 24, Ordering::Release);
     }
 }
 
+const _: () = assert!(
+    (Header::Next as usize).is_multiple_of(8) && Header::NextAnchor as usize - Header::Next as usize <= 7
+);
 const _: () = assert!(CALL_BYTES == 64 && FILE_BYTES.is_multiple_of(4096));

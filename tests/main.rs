@@ -17,6 +17,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::gpu::ROLES,
     conformance::group::ROLES,
     conformance::large::ROLES,
+    conformance::threads::ROLES,
     conformance::trainer::ROLES,
     conformance::vram::ROLES,
     contract::machines::ROLES,
@@ -35,4 +36,5 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::sandbox::ROLES,
     failure::shrink::ROLES,
     failure::soak::ROLES,
+    failure::verbs::ROLES,
 ];

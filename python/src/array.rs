@@ -345,7 +345,8 @@ impl Array {
     /// stream: the consumer's stream on the array's GPU, which waits for the work on the array: 1 or None the default one and 2
     /// that of the thread in CUDA, 0 or None the default one in HIP, else a handle; -1 waits for nothing. None for host memory.
     /// max_version: the newest version that the consumer reads; None means a
-    /// consumer from before version 1, who gets no read-only array. dl_device: None or where it is. copy: True copies, in host
+    /// consumer from before version 1, who gets no read-only array. A read-only array says so in the capsule; torch does not look
+    /// there, so that its tensor of a parameter must be cloned before it is written. dl_device: None or where it is. copy: True copies, in host
     /// memory alone.
     ///
     /// Raises BufferError for what cannot be exported.

@@ -95,9 +95,14 @@ impl<T: Turn> Gate<T> {
         if let Some(error) = self.closed() {
             return Err(error);
         }
-        let peeking = self.peeking.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = self.turn.try_lock();
-        drop(peeking);
+        let taken = match self.turn.try_lock() {
+            // Whoever peeks holds it for a moment; a call keeps it.
+            Err(TryLockError::WouldBlock) => {
+                let _peeking = self.peeking.lock().unwrap_or_else(PoisonError::into_inner);
+                self.turn.try_lock()
+            }
+            taken => taken,
+        };
         let turn = match taken {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),

@@ -18,6 +18,7 @@ pub mod recorded;
 mod reduce;
 pub mod shared;
 mod small;
+mod spread;
 pub mod tcp;
 pub mod tiered;
 
@@ -29,6 +30,7 @@ pub use progress::{Progress, ProgressCallback};
 
 use crate::error::{Error, Result};
 use crate::recorder::{Mark, Site};
+use crate::sys::crew::Crew;
 use crate::sys::gpu::GpuSpan;
 use crate::sys::kernel::Table;
 use crate::sys::{Deadline, Element, Layout, Span, SpanMut};
@@ -71,6 +73,8 @@ pub struct Call<'a> {
     pub receive_counts: Option<&'a [usize]>,
     /// The kernels that combine; a mesh puts those of the executor that it holds.
     pub kernels: Table,
+    /// The threads that share large copies and reductions; a mesh puts those of the executor that it holds. No bit depends on it.
+    pub crew: Option<&'a Crew>,
     /// This member's contribution, `None` in place.
     pub input: Option<Span<'a>>,
     /// What this member gets.
@@ -128,6 +132,7 @@ impl<'a> Call<'a> {
             counts: None,
             receive_counts: None,
             kernels: Table::SERIAL,
+            crew: None,
             input,
             output,
             gpu: None,
@@ -185,6 +190,14 @@ impl<'a> Call<'a> {
     pub fn matched(&self) {
         if let Some(mark) = self.mark {
             mark.matched();
+        }
+    }
+
+    /// As [`Call::matched`], where the call ends without another wait.
+    #[inline]
+    pub fn matched_last(&self) {
+        if let Some(mark) = self.mark {
+            mark.matched_last();
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::control::{CROSSED, Channel, Life};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Result};
-use crate::recorder::{Entered, Recorder, Site};
+use crate::recorder::{Entered, IS_ON, Recorder, Site};
 use crate::sys::Deadline;
 use crate::vocabulary::{Dtype, ReduceOp, Verb};
 
@@ -28,12 +28,18 @@ impl RecordedCommunicator {
     }
 
     /// Makes a call, recorded from its begin to its end.
-    fn recorded(&self, call: Call<'_>, run: impl FnOnce(Call<'_>) -> Result<()>) -> Result<()> {
+    #[inline]
+    fn recorded<'a>(&'a self, mut call: Call<'a>, run: impl FnOnce(Call<'a>) -> Result<()>) -> Result<()> {
+        if !IS_ON {
+            return run(call);
+        }
         let bytes = match call.output_bytes() {
             0 => call.input_bytes().unwrap_or(0),
             output => output,
         };
-        let site = if call.site == Site::default() { Site::given() } else { call.site };
+        if call.site == Site::default() {
+            call.site = Site::given();
+        }
         let mark = self.recorder.enter(Entered {
             group: self.group,
             verb: call.verb,
@@ -41,11 +47,16 @@ impl RecordedCommunicator {
             op: call.op,
             count: (bytes / call.dtype.size_bytes()) as u64,
             root: call.root,
-            site,
+            site: call.site,
         });
-        let result = run(Call { site, mark: Some(mark), ..call });
+        // Into the same value: a call is many words, and none is copied for this.
+        call.mark = Some(mark);
+        let result = run(call);
         mark.left(&result);
-        result.map_err(|error| self.reported(error))
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.reported(error)),
+        }
     }
 
     /// The error, with where its report is.

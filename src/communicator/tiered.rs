@@ -151,9 +151,10 @@ impl TieredCommunicator {
                     call.output.copy_from(input)?;
                 }
                 // Without reports of its progress: those count what came from other hosts.
-                let (verb, dtype, input, kernels) = (call.verb, call.dtype, call.input, call.kernels);
+                let (verb, dtype, input) = (call.verb, call.dtype, call.input);
+                let (kernels, crew) = (call.kernels, call.crew);
                 let inner = Call::new(verb, dtype, op, 0, input, call.output.reborrow());
-                self.inside(Call { kernels, ..inner }, deadline)?;
+                self.inside(Call { kernels, crew, ..inner }, deadline)?;
                 self.across(turn, watch, call, None)?;
                 self.spread(call, deadline)
             }
@@ -162,8 +163,9 @@ impl TieredCommunicator {
                 if root_host == self.own_host {
                     let root = self.hosts[root_host].iter().position(|seat| *seat == call.root).unwrap_or(0);
                     let (verb, dtype) = (call.verb, call.dtype);
+                    let crew = call.crew;
                     let inner = Call::new(verb, dtype, ReduceOp::Sum, root, None, call.output.reborrow());
-                    self.inside(inner, deadline)?;
+                    self.inside(Call { crew, ..inner }, deadline)?;
                 }
                 self.across(turn, watch, call, Some(root_host))?;
                 if root_host == self.own_host { Ok(()) } else { self.spread(call, deadline) }
@@ -242,10 +244,10 @@ impl TieredCommunicator {
     fn spread(&self, call: &mut Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         let (size, members) = (call.dtype.size_bytes(), self.hosts[self.own_host].len());
         let count = call.output.byte_count() / size;
-        let (kernels, dtype) = (call.kernels, call.dtype);
+        let (kernels, crew, dtype) = (call.kernels, call.crew, call.dtype);
         let mut inner = |verb: Verb, root: usize, bytes: Range<usize>| {
             let output = call.output.part(bytes)?;
-            let call = Call { kernels, ..Call::new(verb, dtype, ReduceOp::Sum, root, None, output) };
+            let call = Call { kernels, crew, ..Call::new(verb, dtype, ReduceOp::Sum, root, None, output) };
             self.inside(call, deadline)
         };
         if members != self.column_count {

@@ -40,8 +40,30 @@ struct Slot<T> {
     outcome: Outcome<T>,
     waker: Option<Waker>,
     hooks: Vec<DoneHook>,
+    /// Counts those who are to be told, as one.
+    watched: Option<Watched>,
     /// Whether nobody is left to take the outcome.
     is_abandoned: bool,
+}
+
+/// One who waits for the end of a call, counted by its executor.
+struct Watched(Weak<Inner>);
+
+impl Watched {
+    fn of(executor: &Weak<Inner>) -> Self {
+        if let Some(executor) = executor.upgrade() {
+            executor.awaited.fetch_add(1, Ordering::SeqCst);
+        }
+        Self(Weak::clone(executor))
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(executor) = self.0.upgrade() {
+            executor.awaited.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 enum Outcome<T> {
@@ -73,6 +95,7 @@ impl<T: Send + 'static> Deferred<T> {
                 outcome: Outcome::Pending,
                 waker: None,
                 hooks: Vec::new(),
+                watched: None,
                 is_abandoned: false,
             }),
             changed: Condvar::new(),
@@ -112,6 +135,7 @@ impl<T> Deferred<T> {
                     outcome: Outcome::Ready(Err(error)),
                     waker: None,
                     hooks: Vec::new(),
+                    watched: None,
                     is_abandoned: false,
                 }),
                 changed: Condvar::new(),
@@ -161,6 +185,7 @@ impl<T> Deferred<T> {
             let holder = "a call on the same executor, which this thread is inside of,".to_owned();
             return Err(Error::Contended { what, holder, waited: Duration::ZERO });
         }
+        let _watched = Watched::of(&self.core.executor);
         loop {
             let mut slot = self.core.slot();
             if matches!(slot.outcome, Outcome::Pending) {
@@ -194,6 +219,7 @@ impl<T> Deferred<T> {
         let mut slot = self.core.slot();
         if matches!(slot.outcome, Outcome::Pending) {
             slot.hooks.push(hook);
+            slot.watched.get_or_insert_with(|| Watched::of(&self.core.executor));
         } else {
             drop(slot);
             run_hook(self.core.call, hook);
@@ -213,6 +239,7 @@ impl<T> Future for Deferred<T> {
             Some(result) => Poll::Ready(result),
             None => {
                 slot.waker = Some(context.waker().clone());
+                slot.watched.get_or_insert_with(|| Watched::of(&self.core.executor));
                 Poll::Pending
             }
         }
@@ -244,13 +271,13 @@ impl<T> Core<T> {
     }
 
     fn complete(&self, result: Result<T>) {
-        let (waker, hooks) = {
+        let (waker, hooks, _watched) = {
             let mut slot = self.slot();
             slot.outcome = Outcome::Ready(result);
             slot.report(self.call);
             self.is_done.store(true, Ordering::Release);
             self.changed.notify_all();
-            (slot.waker.take(), std::mem::take(&mut slot.hooks))
+            (slot.waker.take(), std::mem::take(&mut slot.hooks), slot.watched.take())
         };
         if let Some(waker) = waker {
             run_hook(self.call, Box::new(|| waker.wake()));

@@ -35,6 +35,11 @@ impl Idle {
         })
     }
 
+    /// Whether the threads and the caller's have fewer cores than they are.
+    pub(super) const fn shares_cores(&self) -> bool {
+        self.shares_cores
+    }
+
     /// Has a thread of the pool run a deferred call that holds the executor.
     pub(super) fn hand(self: &Arc<Self>, workers: &rayon::ThreadPool, hold: Hold, job: Job) {
         // One call holds the executor at a time: the one before was taken before it left.

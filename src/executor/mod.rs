@@ -5,6 +5,7 @@
 //! far as there is room.
 
 mod arena;
+mod crew;
 mod deferred;
 mod host;
 mod idle;
@@ -14,7 +15,7 @@ mod stream;
 mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ struct Inner {
     /// The process that made it: a forked child has none of its threads.
     pid: u32,
     mood: AtomicI32,
+    /// How many wait for the end of deferred calls that have not ended.
+    awaited: AtomicUsize,
 }
 
 /// The right to use an executor, given back when dropped.
@@ -133,6 +136,7 @@ impl Executor {
             deferred_limit,
             pid: process::pid(),
             mood: AtomicI32::new(Mood::Parked.number()),
+            awaited: AtomicUsize::new(0),
         })))
     }
 
@@ -414,6 +418,11 @@ impl Executor {
         Arc::as_ptr(&self.0).addr()
     }
 
+    /// Whether anybody waits for the end of a deferred call on it, or has asked to be told of one.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.0.awaited.load(Ordering::SeqCst) > 0
+    }
+
     /// Whether the calling thread is inside of a call on this executor: entering, holding or running it.
     pub(crate) fn is_inside(&self) -> bool {
         process::pid() == self.0.pid && self.0.line.is_inside()
@@ -543,7 +552,7 @@ impl Hold {
 
     /// Runs work on the pool and waits for it.
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match self.section() {
+        match self.executor.section() {
             Some(section) => section.workers.install(work),
             None => work(),
         }
@@ -568,7 +577,7 @@ impl Hold {
             *lock(&end) = Some(result);
             ended.notify_all();
         };
-        match self.section() {
+        match self.executor.section() {
             None => run(),
             Some(section) => section.workers.in_place_scope(|scope| {
                 scope.spawn(|_| run());
@@ -606,16 +615,6 @@ impl Hold {
     /// Says that the calling thread runs the call.
     fn mark(&mut self) {
         self.thread = self.executor.0.line.mark();
-    }
-
-    /// The pool with all its threads, which spin again afterwards if that is their mood.
-    fn section(&self) -> Option<Section> {
-        let (workers, idle) = lock(&self.executor.0.pool).as_ref().and_then(host::Pool::parts)?;
-        let spins = self.executor.mood() == Mood::Busy;
-        if spins {
-            idle.rest();
-        }
-        Some(Section { workers, idle, spins })
     }
 
     /// Gives the executor up, with the end of the call still to be published; the deferred call that follows comes back.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Inner, Mesh};
+use super::{Inner, Mesh, crossed};
 use crate::communicator::Call;
 use crate::error::{Error, Missing, Result};
 use crate::executor::{Deferred, Executor, Hold};
@@ -193,7 +193,7 @@ impl Mesh {
             let (deferred, job) = self.executor.prepare(call, move |_hold| {
                 let begun = ticket.wait(call, &deadline).and_then(|()| own.check_open());
                 begun.inspect_err(|error| told(&own, error))?;
-                work(&own, &deadline)
+                crossed::deferred(|| work(&own, &deadline))
             });
             (self.executor.join(job), deferred)
         };

@@ -9,11 +9,20 @@ use crate::executor::Hold;
 use crate::mesh::order::Lane;
 use crate::mesh::{Admission, Arena, Mesh, arrays, crossed};
 use crate::recorder::Site;
+use crate::sys::crew::Crew;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
 /// How long a verb may take where nobody says otherwise, in seconds.
 pub const VERB_TIMEOUT_SECONDS: f64 = 1800.0;
+
+/// Calls on arrays from this size on are shared among the threads of their executor: below, waking them takes as long as they save.
+const CREW_BYTES: usize = 2 << 20;
+
+/// The bytes of the longer array of a call.
+fn longest(call: &Call<'_>) -> usize {
+    call.output.byte_count().max(call.input.map_or(0, |input| input.byte_count()))
+}
 
 impl Mesh {
     /// The deadline of a verb; 0 seconds mean 1,800.
@@ -95,7 +104,13 @@ impl Mesh {
         if matches!(call.verb, Verb::Send | Verb::Receive) {
             return self.communicator().run(call, deadline);
         }
-        self.watched((call.verb, call.site), deadline, |deadline| self.communicator().run(call, deadline))
+        let is_shared = call.gpu.is_none() && longest(&call) >= CREW_BYTES;
+        let run = |crew: Option<&Crew>| {
+            self.watched((call.verb, call.site), deadline, |deadline| {
+                self.communicator().run(Call { crew, ..call }, deadline)
+            })
+        };
+        if is_shared { self.executor().with_crew(run) } else { run(None) }
     }
 
     /// Runs a call of all members of the group, which ends where it is part of a circle of waits.

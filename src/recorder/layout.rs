@@ -3,11 +3,13 @@
 /// The first word of a file that is whole.
 pub(super) const MAGIC: u64 = u64::from_ne_bytes(*b"uform.rc");
 /// The version of this layout.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// How many calls a record keeps.
 pub const CALLS: usize = 1024;
 pub(super) const CALL_BYTES: usize = 64;
+/// Instead of the time at which all had come: they had, and the call ended at once.
+pub(super) const MATCHED_LAST: u64 = 1;
 /// How many groups have a name of their own.
 pub(super) const GROUPS: usize = 64;
 /// Bytes of a text and its length.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::Identity;
 use super::layout::{
-    ANCHORS, CALLS, FILE_BYTES, GROUPS, HEADER_WORDS, Header, MAGIC, TEXT_BYTES, VERSION, call_offset,
-    group_offset, site_offset,
+    ANCHORS, CALLS, FILE_BYTES, GROUPS, HEADER_WORDS, Header, MAGIC, MATCHED_LAST, TEXT_BYTES, VERSION,
+    call_offset, group_offset, site_offset,
 };
 use crate::error::{Error, Result};
 use crate::vocabulary::{Dtype, ReduceOp, Status, Verb};
@@ -175,6 +175,9 @@ impl Bytes<'_> {
         let kind = |shift: u32| i32::from((kinds >> shift) as u8);
         let group = usize::try_from(word(6) >> 32).unwrap_or(0).min(GROUPS - 1);
         let site = (kinds >> 32) as u32;
+        let (entered, left) = (moment(word(1))?, moment(word(3)));
+        // One that was killed between the two has ended at once, too.
+        let matched = if word(2) == MATCHED_LAST { left.or(Some(entered)) } else { moment(word(2)) };
         Some(RecordedCall {
             number: number + 1,
             group: self.text(group_offset(group), TEXT_BYTES),
@@ -185,9 +188,9 @@ impl Bytes<'_> {
             count: word(5),
             root: word(6) & 0xffff_ffff,
             site: if site == 0 { String::new() } else { self.text(site_offset(site), TEXT_BYTES) },
-            entered: moment(word(1))?,
-            matched: moment(word(2)),
-            left: moment(word(3)),
+            entered,
+            matched,
+            left,
             outcome: Status::from_number(kind(24) - 1),
         })
     }

@@ -103,7 +103,7 @@ impl Site {
     #[must_use]
     #[track_caller]
     pub fn or_caller(self) -> Self {
-        if self == Self::default() { Self::caller() } else { self }
+        if super::IS_ON && self == Self::default() { Self::caller() } else { self }
     }
 
     /// The site of a place in Rust code.

@@ -70,6 +70,13 @@ pub fn narrow_current_thread(cores: &[u32]) -> Result<()> {
     pin_current_thread(&own)
 }
 
+/// The core that the calling thread runs on at this moment; `None` where the kernel does not tell.
+#[must_use]
+pub fn current_core() -> Option<u32> {
+    // SAFETY: it takes nothing, and touches no memory of ours.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 fn cores_of(words: &[usize]) -> Vec<u32> {
     let mut cores = Vec::new();
     for (position, word) in words.iter().enumerate() {
@@ -91,6 +98,7 @@ mod tests {
             let last = *all.last().expect("there is a core");
             pin_current_thread(&[last]).expect("an own core is allowed");
             assert_eq!(get_affinity().expect("affinity can be read"), [last]);
+            assert_eq!(current_core(), Some(last));
             pin_current_thread(&all).expect("the old mask is allowed");
             assert_eq!(get_affinity().expect("affinity can be read"), all);
         });

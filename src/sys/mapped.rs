@@ -122,6 +122,15 @@ impl Mapped {
         unsafe { AtomicU64::from_ptr(self.pointer.as_ptr().add(offset).cast()) }
     }
 
+    /// The eight 64-bit words of the line at a byte offset; what is no line within falls on the first.
+    #[inline]
+    #[must_use]
+    pub fn line(&self, offset: usize) -> &[AtomicU64; 8] {
+        let offset = if offset.is_multiple_of(64) && offset + 64 <= self.byte_count { offset } else { 0 };
+        // SAFETY: as in `word`, for eight of them; a mapping has at least a page.
+        unsafe { &*self.pointer.as_ptr().add(offset).cast() }
+    }
+
     /// The 32-bit word at a byte offset, for [`futex`](super::futex); never one that is used as a part of a longer word too.
     #[must_use]
     pub fn short_word(&self, offset: usize) -> &AtomicU32 {

@@ -12,6 +12,7 @@ pub mod checksum;
 pub mod clock;
 pub mod compiler;
 pub mod cpu;
+pub mod crew;
 mod deadline;
 pub mod disk;
 pub mod engine;

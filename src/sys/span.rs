@@ -112,6 +112,15 @@ impl<'a> Span<'a> {
         self.pointer
     }
 
+    /// Whether no byte is in both.
+    #[must_use]
+    pub fn is_apart(&self, other: &Span<'_>) -> bool {
+        let ends_before = |one: &Span<'_>, other: &Span<'_>| {
+            one.pointer.addr().saturating_add(one.byte_count) <= other.pointer.addr()
+        };
+        ends_before(self, other) || ends_before(other, self)
+    }
+
     /// A part of it.
     ///
     /// # Errors
@@ -252,9 +261,8 @@ impl<'a> SpanMut<'a> {
     /// `Invalid` if the lengths differ.
     #[allow(unsafe_code, reason = "raw copy between spans")]
     pub fn pour_from(&mut self, source: Span<'_>) -> Result<()> {
-        let (from, to, count) = (source.pointer.addr(), self.pointer.addr(), self.byte_count);
-        let is_apart = from.saturating_add(count) <= to || to.saturating_add(count) <= from;
-        if !is_apart || source.byte_count != count || !cfg!(target_arch = "x86_64") {
+        let count = self.byte_count;
+        if !source.is_apart(&self.as_span()) || source.byte_count != count || !cfg!(target_arch = "x86_64") {
             return self.copy_from(source);
         }
         // SAFETY: both ranges have `count` bytes by the contracts of `of` and `from_raw`, and do not overlap.

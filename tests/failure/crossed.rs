@@ -9,7 +9,8 @@ use crate::harness::network::Hosts;
 use crate::harness::{Outcome, Role, Setup, assert_all_succeeded, say, transcript};
 
 /// The roles of these tests.
-pub(crate) const ROLES: &[(&str, Role)] = &[("crossed.circle", circle), ("crossed.order", order)];
+pub(crate) const ROLES: &[(&str, Role)] =
+    &[("crossed.circle", circle), ("crossed.order", order), ("crossed.late", late)];
 
 const MINUTES: Duration = Duration::from_secs(180);
 /// Within which all on a circle are promised to raise.
@@ -124,6 +125,35 @@ fn order(index: usize, count: usize, argument: &str) {
     mesh.barrier().expect("all come");
 }
 
+/// One member has a deferred call on its only executor, and comes to the other mesh by one that it makes seconds later: no circle. Where
+/// it waits for the first call instead, nobody can come: a circle.
+fn late(index: usize, _count: usize, argument: &str) {
+    let mesh = bootstrap();
+    let [one, other] = [(); 2].map(|()| mesh.split(Some(0), 0).expect("all come").expect("a color"));
+    mesh.barrier().expect("all come");
+    let deadline = Deadline::after(MINUTES);
+    if index == 0 {
+        let sum = one.deferred(None).all_reduce(vec![1.0_f32; 5], ReduceOp::Sum);
+        if argument == "waits" {
+            let error = sum.wait(&deadline).expect_err("a circle");
+            assert_eq!(error.status(), Status::Disagreed, "{}", error.chain());
+        } else {
+            // Longer than a circle would take to be found.
+            std::thread::sleep(PROMISE + Duration::from_secs(1));
+            let second = Executor::for_ram(&HostOptions { threads: 1, ..HostOptions::default() });
+            add(&other.on(&second.expect("a thread")), 5).expect("the other member waits for it");
+            assert_eq!(sum.wait(&deadline).expect("both have come"), [2.0; 5]);
+        }
+    } else if argument == "waits" {
+        let error = add(&other, 5).expect_err("a circle");
+        assert_eq!(error.status(), Status::Disagreed, "{}", error.chain());
+    } else {
+        add(&other, 5).expect("the first member comes by another executor");
+        add(&one, 5).expect("the first member waits");
+    }
+    mesh.barrier().expect("no part of it");
+}
+
 fn run(places: &[String], count: usize, argument: &str) {
     let setup = Setup::new(count, "crossed.circle").argument(argument).networks(places);
     let outcomes: Vec<Outcome> = setup.deadline(MINUTES).start().finish();
@@ -139,6 +169,14 @@ fn all_on_a_circle_raise_and_name_both_calls() {
     }
     for verb in ["exchange", "arena", "split"] {
         run(&[], 3, verb);
+    }
+}
+
+#[test]
+fn who_may_come_by_an_executor_that_is_made_later_is_waited_for() {
+    for argument in ["waits", "goes on"] {
+        let setup = Setup::new(2, "crossed.late").argument(argument);
+        assert_all_succeeded(&setup.deadline(MINUTES).start().finish());
     }
 }
 

@@ -15,4 +15,5 @@ pub(crate) mod rendezvous;
 pub(crate) mod sandbox;
 pub(crate) mod shrink;
 pub(crate) mod soak;
+pub(crate) mod verbs;
 pub(crate) mod warning;

@@ -29,9 +29,8 @@ impl Clock for Ahead {
     }
 }
 
-/// Keeps the warnings of one thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+/// Hands the warnings of one thread to somebody.
+pub(crate) struct Told<F>(pub(crate) F);
 
 struct Message<'a>(&'a mut String);
 
@@ -41,7 +40,7 @@ impl Visit for Message<'_> {
     }
 }
 
-impl Subscriber for Warnings {
+impl<F: Fn(String) + Send + Sync + 'static> Subscriber for Told<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() == Level::WARN
     }
@@ -57,7 +56,7 @@ impl Subscriber for Warnings {
     fn event(&self, event: &Event<'_>) {
         let mut text = String::new();
         event.record(&mut Message(&mut text));
-        self.0.lock().expect("no panic").push(text);
+        (self.0)(text);
     }
 
     fn enter(&self, _: &Id) {}
@@ -79,8 +78,13 @@ fn until(condition: impl Fn() -> bool) {
 }
 
 /// Seat 1 comes when seat 0 has warned; then seat 0 waits to its deadline.
-fn warn_and_time_out(group: &dyn Communicator, step: &AtomicU64, clock: &Ahead, warnings: &Warnings) {
-    let warned = || warnings.0.lock().expect("no panic").clone();
+fn warn_and_time_out(
+    group: &dyn Communicator,
+    step: &AtomicU64,
+    clock: &Ahead,
+    warnings: &Arc<Mutex<Vec<String>>>,
+) {
+    let warned = || warnings.lock().expect("no panic").clone();
     barrier(group, &patience()).expect("both come");
     if group.seat() == 1 {
         until(|| step.load(Ordering::SeqCst) == 1);
@@ -94,7 +98,9 @@ fn warn_and_time_out(group: &dyn Communicator, step: &AtomicU64, clock: &Ahead, 
         barrier(group, &patience()).expect("both come");
         return until(|| step.load(Ordering::SeqCst) == 2);
     }
-    let _kept = tracing::subscriber::set_default(warnings.clone());
+    let kept = Arc::clone(warnings);
+    let told = Told(move |text| kept.lock().expect("no panic").push(text));
+    let _kept = tracing::subscriber::set_default(told);
     let deadline = Deadline::after(Duration::from_secs(1800)).by(clock);
     step.store(1, Ordering::SeqCst);
     barrier(group, &deadline).expect("the other comes late");
@@ -115,12 +121,12 @@ fn warn_and_time_out(group: &dyn Communicator, step: &AtomicU64, clock: &Ahead, 
 
 #[test]
 fn a_call_that_waits_for_half_a_minute_names_the_one_that_has_not_come() {
-    let (step, clock, warnings) = (AtomicU64::new(0), Ahead::default(), Warnings::default());
+    let (step, clock, warnings) = (AtomicU64::new(0), Ahead::default(), Arc::default());
     members::threads(2, 4096, |group| warn_and_time_out(&*group, &step, &clock, &warnings));
 }
 
 #[test]
 fn a_call_that_waits_for_another_host_names_the_one_that_has_not_come() {
-    let (step, clock, warnings) = (AtomicU64::new(0), Ahead::default(), Warnings::default());
+    let (step, clock, warnings) = (AtomicU64::new(0), Ahead::default(), Arc::default());
     members::network_threads(2, 4096, |group| warn_and_time_out(&*group, &step, &clock, &warnings));
 }

@@ -69,7 +69,7 @@ impl SharedCommunicator {
         output: &mut SpanMut<'_>,
         start: usize,
     ) -> Result<()> {
-        for piece in pieces(bytes.len(), LOOK_BYTES) {
+        for piece in pieces(bytes.len(), LOOK_BYTES * work.spread.threads()) {
             let first = range.start + bytes.start;
             let source = segment.span().part(first + piece.start..first + piece.end)?;
             work.put(&mut output.part(start + piece.start..start + piece.end)?, source)?;
@@ -87,8 +87,7 @@ impl SharedCommunicator {
         start: usize,
         output: &mut SpanMut<'_>,
     ) -> Result<()> {
-        let Descriptor { dtype, op, .. } = *work.descriptor;
-        for piece in pieces(work.count, LOOK_BYTES / work.size) {
+        for piece in pieces(work.count, LOOK_BYTES * work.spread.threads() / work.size) {
             let bytes = piece.start * work.size..piece.end * work.size;
             let source = |seat: usize| {
                 let (segment, range) = &arrays[seat];
@@ -96,7 +95,7 @@ impl SharedCommunicator {
                 segment.span().part(first + bytes.start..first + bytes.end)
             };
             let mut target = output.part(bytes.clone())?;
-            with_spans(arrays.len(), source, |sources| work.kernels.reduce(dtype, op, sources, &mut target))?;
+            with_spans(arrays.len(), source, |sources| work.reduce(sources, &mut target))?;
             work.advance(bytes.len());
             work.watch.deadline.check_interrupt_of(|| work.watch.phase())?;
         }
@@ -106,32 +105,42 @@ impl SharedCommunicator {
     /// Each member reduces its share and writes the result into all arrays.
     fn reduce_everywhere(&self, work: &Work<'_, '_>, arrays: &[Array<'_>]) -> Result<()> {
         let (size, members) = (work.size, arrays.len());
-        let Descriptor { dtype, op, .. } = *work.descriptor;
+        let (Descriptor { dtype, op, .. }, kernels) = (*work.descriptor, work.kernels);
         // Nobody else reads or writes this share of any array.
         let mine = share(work.count, members, self.own);
         let (own, own_range) = &arrays[self.own];
-        let mut whole = own.span_mut();
-        for look in pieces(mine.len(), LOOK_BYTES / size) {
-            for piece in pieces(look.len(), BLOCK_BYTES / size) {
-                let start = (mine.start + look.start + piece.start) * size;
+        // Bytes of this share, a block at a time.
+        let blocks = |bytes: Range<usize>| {
+            let mut whole = own.span_mut();
+            for piece in pieces(bytes.len(), BLOCK_BYTES) {
+                let start = mine.start * size + bytes.start + piece.start;
                 let place = |range: &Range<usize>| {
                     let start = range.start + start;
-                    start..start + piece.len() * size
+                    start..start + piece.len()
                 };
                 let mut target = whole.part(place(own_range))?;
                 let source = |seat: usize| {
                     let (segment, range) = &arrays[seat];
                     segment.span().part(place(range))
                 };
-                with_spans(members, source, |sources| work.kernels.reduce(dtype, op, sources, &mut target))?;
+                with_spans(members, source, |sources| kernels.reduce(dtype, op, sources, &mut target))?;
                 for (seat, (segment, range)) in arrays.iter().enumerate() {
                     if seat != self.own {
                         segment.span_mut().part(place(range))?.copy_from(target.as_span())?;
                     }
                 }
             }
+            Ok(())
+        };
+        for look in pieces(mine.len() * size, LOOK_BYTES * work.spread.threads()) {
+            match work.spread.of(look.len()) {
+                Some(crew) => {
+                    crew.ranges(look.len(), &|part| blocks(look.start + part.start..look.start + part.end))?
+                }
+                None => blocks(look.clone())?,
+            }
             // The others reduce as much of theirs meanwhile.
-            work.advance(look.len() * size * members);
+            work.advance(look.len() * members);
             work.watch.deadline.check_interrupt_of(|| work.watch.phase())?;
         }
         Ok(())

@@ -29,6 +29,7 @@ use super::gate::{self, Gate};
 use super::pair::Pair;
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
+use crate::recorder::IS_ON;
 use crate::sys::Deadline;
 use crate::sys::shared::Segment;
 use crate::topology::Group;
@@ -180,11 +181,13 @@ impl SharedCommunicator {
 
     /// Publishes a call, waits for everybody's, and compares them.
     fn enter(&self, watch: &Watch<'_>, descriptor: &Descriptor) -> Result<()> {
-        self.own_control().write_descriptor(descriptor);
-        self.tell_site(descriptor);
+        if IS_ON {
+            self.own_control().write_descriptor(descriptor);
+            self.tell_site(descriptor);
+        }
         self.own_control().advance(control::place(watch.sequence, 1));
         self.reach(watch, 1, &|_| true)?;
-        self.compare(descriptor)
+        if IS_ON { self.compare(descriptor) } else { Ok(()) }
     }
 
     /// Puts where the call is made beside its descriptor, unless the last call there was made at the same place.

@@ -13,6 +13,7 @@ use super::{Call, SharedCommunicator};
 use crate::communicator::Progress;
 use crate::communicator::descriptor::{self, Descriptor};
 use crate::communicator::reduce::{pieces, share, with_spans};
+use crate::communicator::spread::{Spread, Store};
 use crate::communicator::{parts, small};
 use crate::error::Result;
 use crate::sys::kernel::Table;
@@ -28,6 +29,8 @@ pub(super) struct Work<'c, 'a> {
     pub(super) count: usize,
     pub(super) input: Option<Span<'c>>,
     pub(super) kernels: Table,
+    /// The threads that share large copies and reductions.
+    pub(super) spread: Spread<'c>,
     progress: Option<&'c Progress<'c>>,
     /// The rounds of this call through the stages.
     pub(super) pace: Pace<'c>,
@@ -40,9 +43,9 @@ const BLOCK_BYTES: usize = 8 << 10;
 /// Outputs from this size on are written past the caches, where nothing of them was read.
 const LARGE_BYTES: usize = 8 << 20;
 
-/// Copies into the own stage, for others to read after the next step: through the caches, or past them.
-pub(super) fn show(target: &mut SpanMut<'_>, source: Span<'_>, streams: bool) -> Result<()> {
-    if streams { target.pour_from(source) } else { target.copy_from(source) }
+/// How bytes are stored that others read after the next step: through the caches, or past them.
+const fn shown(streams: bool) -> Store {
+    if streams { Store::Poured } else { Store::Kept }
 }
 
 impl Work<'_, '_> {
@@ -53,9 +56,30 @@ impl Work<'_, '_> {
         }
     }
 
+    /// Copies into the own stage, for others to read after the next step: through the caches, or past them.
+    pub(super) fn show(&self, target: &mut SpanMut<'_>, source: Span<'_>, streams: bool) -> Result<()> {
+        self.spread.copy(target, source, shown(streams))
+    }
+
+    /// Copies into a part of the output.
+    pub(super) fn take(&self, target: &mut SpanMut<'_>, source: Span<'_>) -> Result<()> {
+        self.spread.copy(target, source, Store::Kept)
+    }
+
     /// Copies into a part of the output that was not read before.
     pub(super) fn put(&self, target: &mut SpanMut<'_>, source: Span<'_>) -> Result<()> {
-        if self.is_large { target.stream_from(source) } else { target.copy_from(source) }
+        if !self.is_large {
+            return self.take(target, source);
+        }
+        self.spread.copy(target, source, Store::Poured)?;
+        settle();
+        Ok(())
+    }
+
+    /// Combines contributions as the call wants it.
+    pub(super) fn reduce(&self, sources: &[Span<'_>], target: &mut SpanMut<'_>) -> Result<()> {
+        let Descriptor { dtype, op, .. } = *self.descriptor;
+        self.spread.reduce(self.kernels, (dtype, op), sources, target)
     }
 }
 
@@ -85,7 +109,9 @@ impl SharedCommunicator {
         let count = usize::try_from(descriptor.count).unwrap_or(usize::MAX);
         if members == 1 {
             return match call.input {
-                Some(input) if descriptor.verb != Verb::Barrier => call.output.copy_from(input),
+                Some(input) if descriptor.verb != Verb::Barrier => {
+                    Spread(call.crew).copy(&mut call.output, input, Store::Kept)
+                }
                 _ => Ok(()),
             };
         }
@@ -102,7 +128,12 @@ impl SharedCommunicator {
             self.own_control().write_inline(watch.sequence, Span::of(&pairs), false)?;
         }
         self.enter(watch, descriptor)?;
-        call.matched();
+        // What is small has come with the descriptors; without elements there is nothing to come.
+        if is_small || count == 0 && !descriptor.is_counted() {
+            call.matched_last()
+        } else {
+            call.matched()
+        }
         if count == 0 && !descriptor.is_counted() {
             return Ok(());
         }
@@ -119,8 +150,8 @@ impl SharedCommunicator {
         }
         let (kernels, progress) = (call.kernels, call.progress.as_ref());
         let is_large = call.output.byte_count() >= LARGE_BYTES;
-        let work =
-            Work { watch, descriptor, size, count, input: call.input, kernels, progress, pace, is_large };
+        let (input, spread) = (call.input, Spread(call.crew));
+        let work = Work { watch, descriptor, size, count, input, kernels, spread, progress, pace, is_large };
         let output = &mut call.output;
         if Self::is_direct(descriptor)
             && let Some(arena) = arena
@@ -174,7 +205,7 @@ impl SharedCommunicator {
                     for seat in (0..members).filter(|seat| *seat != own) {
                         let (staged, place) = places(number, seat);
                         let source = work.input.unwrap_or(output.as_span()).part(place)?;
-                        show(&mut stage.part(staged)?, source, streams)?;
+                        work.show(&mut stage.part(staged)?, source, streams)?;
                     }
                     Ok(())
                 })?;
@@ -186,7 +217,7 @@ impl SharedCommunicator {
             for seat in (0..members).filter(|seat| reads && number > 0 && *seat != own) {
                 let (staged, place) = places(number - 1, seat);
                 work.advance(place.len());
-                output.part(place)?.copy_from(self.controls[seat].stage(number - 1)?.part(staged)?)?;
+                work.take(&mut output.part(place)?, self.controls[seat].stage(number - 1)?.part(staged)?)?;
             }
             if number < rounds {
                 work.pace.end();
@@ -206,29 +237,47 @@ impl SharedCommunicator {
         reads: bool,
     ) -> Result<()> {
         let Descriptor { dtype, op, .. } = *work.descriptor;
-        let mut block = [0_u64; BLOCK_BYTES / 8];
-        let mut block = SpanMut::of(&mut block);
-        self.own_control().with_stage(number, |stage| {
-            for bytes in pieces(staged.len(), BLOCK_BYTES) {
-                let within = |range: &Range<usize>| range.start + bytes.start..range.start + bytes.end;
-                let own = work.input.unwrap_or(output.as_span()).part(within(&place))?;
-                let source = |seat: usize| match seat {
-                    _ if seat == self.own => Ok(own),
-                    _ => self.controls[seat].stage(number)?.part(within(&staged)),
+        let (kernels, input) = (work.kernels, work.input);
+        // Bytes of the share, and where its result goes besides; in place that is where the own contribution lies.
+        let blocks = |part: Range<usize>, mut target: Option<&mut SpanMut<'_>>| {
+            let mut block = [0_u64; BLOCK_BYTES / 8];
+            let mut block = SpanMut::of(&mut block);
+            for bytes in pieces(part.len(), BLOCK_BYTES) {
+                let within = |range: &Range<usize>| {
+                    let start = range.start + part.start;
+                    start + bytes.start..start + bytes.end
+                };
+                let source = |seat: usize| match (input, &target) {
+                    _ if seat != self.own => self.controls[seat].stage(number)?.part(within(&staged)),
+                    (Some(input), _) => input.part(within(&place)),
+                    (None, Some(target)) => target.as_span().part(bytes.clone()),
+                    (None, None) => Span::empty().part(bytes.clone()),
                 };
                 let mut result = block.part(0..bytes.len())?;
                 with_spans(self.seats.len(), source, |sources| {
-                    work.kernels.reduce(dtype, op, sources, &mut result)
+                    kernels.reduce(dtype, op, sources, &mut result)
                 })?;
-                show(&mut stage.part(within(&staged))?, result.as_span(), streams)?;
-                if reads {
-                    output.part(within(&place))?.copy_from(result.as_span())?;
+                self.own_control().with_stage(number, |stage| {
+                    shown(streams).copy(&mut stage.part(within(&staged))?, result.as_span())
+                })?;
+                if let Some(target) = &mut target {
+                    target.part(bytes)?.copy_from(result.as_span())?;
                 }
             }
             Ok(())
-        })?;
+        };
+        let length = place.len();
+        let crew = work.spread.of(length);
+        match (reads, crew) {
+            (true, Some(crew)) => {
+                crew.parts(&mut output.part(place.clone())?, &|part, target| blocks(part, Some(target)))?;
+            }
+            (true, None) => blocks(0..length, Some(&mut output.part(place.clone())?))?,
+            (false, Some(crew)) => crew.ranges(length, &|part| blocks(part, None))?,
+            (false, None) => blocks(0..length, None)?,
+        }
         if reads {
-            work.advance(place.len());
+            work.advance(length);
         }
         Ok(())
     }
@@ -247,7 +296,7 @@ impl SharedCommunicator {
                 }
                 let source = output.as_span().part(bytes)?;
                 self.own_control()
-                    .with_stage(number, |stage| show(&mut stage.part(0..length)?, source, streams))?;
+                    .with_stage(number, |stage| work.show(&mut stage.part(0..length)?, source, streams))?;
             } else {
                 self.reach(work.watch, step, &|seat| seat == root)?;
                 work.put(&mut output.part(bytes)?, self.controls[root].stage(number)?.part(0..length)?)?;

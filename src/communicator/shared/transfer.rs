@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::SharedCommunicator;
 use super::control::LAST_STEP;
-use super::payload::{Work, show};
+use super::payload::Work;
 use super::watch::Watch;
 use crate::communicator::descriptor::Descriptor;
 use crate::communicator::parts::{self, PAIR_BYTES, places};
@@ -67,7 +67,7 @@ impl SharedCommunicator {
                     let range = cut(&(0..parts[self.own].len()), round);
                     let source = slots[root].part(0..range.len())?;
                     work.advance(source.byte_count());
-                    output.part(range)?.copy_from(source)
+                    work.take(&mut output.part(range)?, source)
                 })
             }
             _ => self.deal(work, &parts, longest, |round, slots| {
@@ -75,8 +75,7 @@ impl SharedCommunicator {
                 let sources = slots.iter().map(|slot| slot.part(0..range.len()));
                 let sources = sources.collect::<Result<Vec<_>>>()?;
                 work.advance(range.len());
-                let Descriptor { dtype, op, .. } = *work.descriptor;
-                work.kernels.reduce(dtype, op, &sources, &mut output.part(range.clone())?)
+                work.reduce(&sources, &mut output.part(range.clone())?)
             }),
         }
     }
@@ -100,7 +99,7 @@ impl SharedCommunicator {
             let length = source.byte_count();
             let streams = work.pace.begin();
             self.own_control()
-                .with_stage(number, |stage| show(&mut stage.part(0..length)?, source, streams))?;
+                .with_stage(number, |stage| work.show(&mut stage.part(0..length)?, source, streams))?;
             self.step_together(work.watch, &mut step)?;
             for (seat, (part, control)) in parts.iter().zip(&self.controls).enumerate().filter(|_| reads) {
                 let range = cut(part, &round);
@@ -144,7 +143,7 @@ impl SharedCommunicator {
                     for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
                         let source = input.part(cut(part, &round))?;
                         let start = seat * slot;
-                        show(&mut stage.part(start..start + source.byte_count())?, source, streams)?;
+                        work.show(&mut stage.part(start..start + source.byte_count())?, source, streams)?;
                     }
                     Ok(())
                 })?;

@@ -5,6 +5,7 @@
 
 mod inquiry;
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -41,7 +42,32 @@ struct State {
 struct Known {
     number: u64,
     mesh: u64,
-    executor: usize,
+    executor: Executor,
+    is_deferred: bool,
+}
+
+impl Known {
+    /// Whether whoever made the call goes on only when it ends. Else the next call may come by an executor that is made meanwhile.
+    fn keeps_its_caller(&self) -> bool {
+        !self.is_deferred || self.executor.is_awaited()
+    }
+}
+
+thread_local! {
+    /// Whether this thread runs a deferred call.
+    static IS_DEFERRED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a deferred call.
+pub(super) fn deferred<R>(work: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_DEFERRED.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_DEFERRED.replace(true));
+    work()
 }
 
 impl Family {
@@ -98,7 +124,10 @@ impl Family {
             [only] => Some(only),
             _ => None,
         })?;
-        state.waits.iter().find(|wait| wait.executor == executor).cloned()
+        let blocks = |wait: &&Known| {
+            wait.executor.identity() == executor && (next.is_some() || wait.keeps_its_caller())
+        };
+        state.waits.iter().find(blocks).cloned()
     }
 
     /// Hears what is asked in all meshes but `own`, and passes it on.
@@ -146,6 +175,7 @@ pub(super) struct Watch<'a> {
     mesh: &'a Mesh,
     verb: Verb,
     site: Site,
+    is_deferred: bool,
     begun: Mutex<Begun>,
 }
 
@@ -157,9 +187,9 @@ struct Begun {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) const fn new(mesh: &'a Mesh, verb: Verb, site: Site) -> Self {
+    pub(super) fn new(mesh: &'a Mesh, verb: Verb, site: Site) -> Self {
         let begun = Begun { since: None, number: None, words: String::new() };
-        Self { mesh, verb, site, begun: Mutex::new(begun) }
+        Self { mesh, verb, site, is_deferred: IS_DEFERRED.get(), begun: Mutex::new(begun) }
     }
 
     fn begun(&self) -> MutexGuard<'_, Begun> {
@@ -199,7 +229,8 @@ impl<'a> Watch<'a> {
                 let own = state.meshes.iter().find(|(_, mesh)| std::ptr::eq(mesh.as_ptr(), inner));
                 let Some(mesh) = own.map(|(number, _)| *number) else { return Ok(()) };
                 let number = state.inquiry.begin(begun.words.clone(), now);
-                state.waits.push(Known { number, mesh, executor: self.mesh.executor().identity() });
+                let (executor, is_deferred) = (self.mesh.executor().clone(), self.is_deferred);
+                state.waits.push(Known { number, mesh, executor, is_deferred });
                 *begun.number.insert(number)
             }
         };

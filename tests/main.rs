@@ -17,6 +17,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     conformance::gpu::ROLES,
     conformance::group::ROLES,
     conformance::large::ROLES,
+    conformance::remote::ROLES,
     conformance::threads::ROLES,
     conformance::trainer::ROLES,
     conformance::vram::ROLES,

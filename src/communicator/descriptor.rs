@@ -27,12 +27,14 @@ pub(super) struct Descriptor {
     pub(super) site: Site,
 }
 
-/// A place in a member's own part of an arena.
+/// A place in a member's own part of an arena, or in its private memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lies {
     /// The number of the arena in the group, from 1.
     pub(super) arena: u64,
     pub(super) offset: u64,
+    /// Where the output lies, for private memory.
+    pub(super) output: u64,
 }
 
 impl Descriptor {

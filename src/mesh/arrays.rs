@@ -144,6 +144,7 @@ fn is_written(call: &Call<'_>, index: usize) -> bool {
 
 impl Mesh {
     /// Runs a checked call whose turn has come, whatever its arrays are; see [`Mesh::reported`].
+    #[inline]
     pub(super) fn carry(
         &self,
         mut call: Call<'_>,
@@ -158,6 +159,9 @@ impl Mesh {
             }
             (Meeting::Same, _) => is_plain = false,
             _ => {}
+        }
+        if is_plain && call.gpu.is_none() && call.progress.is_none() {
+            return self.to_group(call, deadline).map(Ok);
         }
         let (input_bytes, output_bytes) = packed_bytes(&call);
         let bytes = if call.verb == Verb::Send { input_bytes } else { output_bytes };

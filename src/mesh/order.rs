@@ -115,10 +115,12 @@ impl Turns {
         }
     }
 
-    fn take(&mut self, call: &'static str, lane: Lane, executor: &Executor) -> u64 {
+    /// Gives the number of the call, and whether no other of its lane has to end before.
+    fn take(&mut self, call: &'static str, lane: Lane, executor: &Executor) -> (u64, bool) {
         self.next += 1;
+        let is_first = self.outstanding.iter().all(|turn| turn.lane != lane);
         self.outstanding.push_back(Turn { lane, number: self.next, call, executor: executor.clone() });
-        self.next
+        (self.next, is_first)
     }
 }
 
@@ -139,17 +141,17 @@ impl Mesh {
         deadline: &Deadline<'_>,
     ) -> Result<Admission> {
         self.check_open()?;
-        let (place, ticket) = {
+        let (place, ticket, is_first) = {
             let mut turns = self.inner.order.turns();
             turns.check()?;
             let place = self.executor.enter(call)?;
-            let number = turns.take(call, lane, &self.executor);
-            (place, Ticket { mesh: Arc::clone(&self.inner), lane, number })
+            let (number, is_first) = turns.take(call, lane, &self.executor);
+            (place, Ticket { mesh: Arc::clone(&self.inner), lane, number }, is_first)
         };
         let has_waited = !place.is_held();
         let hold = place.wait(deadline)?;
         // One that came to a free executor in its turn has spent no time.
-        if has_waited || !ticket.is_first() {
+        if has_waited || !is_first {
             ticket.wait(call, deadline)?;
         }
         self.check_open()?;
@@ -188,7 +190,7 @@ impl Mesh {
                 refused(self, &error);
                 return Deferred::failed(call, error);
             }
-            let number = turns.take(call, lane, &self.executor);
+            let (number, _) = turns.take(call, lane, &self.executor);
             let ticket = Ticket { mesh: Arc::clone(&self.inner), lane, number };
             let (deferred, job) = self.executor.prepare(call, move |_hold| {
                 let begun = ticket.wait(call, &deadline).and_then(|()| own.check_open());
@@ -214,11 +216,6 @@ impl Ticket {
     fn before(&self, turns: &Turns) -> Option<&'static str> {
         let mut earlier = turns.outstanding.iter().take_while(|turn| turn.number < self.number);
         earlier.find(|turn| turn.lane == self.lane).map(|turn| turn.call)
-    }
-
-    /// Whether all calls before this one have ended.
-    fn is_first(&self) -> bool {
-        self.before(&self.mesh.order.turns()).is_none()
     }
 
     /// Waits until all calls before this one have ended.

@@ -9,7 +9,6 @@ use crate::executor::Hold;
 use crate::mesh::order::Lane;
 use crate::mesh::{Admission, Arena, Mesh, arrays, crossed};
 use crate::recorder::Site;
-use crate::sys::crew::Crew;
 use crate::sys::{Deadline, Element, Span, SpanMut};
 use crate::vocabulary::{ReduceOp, Verb};
 
@@ -98,19 +97,24 @@ impl Mesh {
     }
 
     /// Hands a call whose arrays are contiguous to the group.
+    #[inline]
     pub(super) fn to_group(&self, mut call: Call<'_>, deadline: &Deadline<'_>) -> Result<()> {
         call.kernels = self.executor().kernels();
         self.make_one_sided(&mut call)?;
         if matches!(call.verb, Verb::Send | Verb::Receive) {
             return self.communicator().run(call, deadline);
         }
-        let is_shared = call.gpu.is_none() && longest(&call) >= CREW_BYTES;
-        let run = |crew: Option<&Crew>| {
+        if call.gpu.is_some() || longest(&call) < CREW_BYTES {
+            let watch = crossed::Watch::new(self, call.verb, call.site);
+            let look = || watch.look();
+            let result = self.communicator().run(call, &deadline.unless_vain(&look));
+            return watch.end(result);
+        }
+        self.executor().with_crew(|crew| {
             self.watched((call.verb, call.site), deadline, |deadline| {
                 self.communicator().run(Call { crew, ..call }, deadline)
             })
-        };
-        if is_shared { self.executor().with_crew(run) } else { run(None) }
+        })
     }
 
     /// Runs a call of all members of the group, which ends where it is part of a circle of waits.

@@ -206,6 +206,13 @@ impl<'a> SpanMut<'a> {
         SpanMut { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData }
     }
 
+    /// The same bytes twice, to be read and written in place: what reads an element reads it before it is written.
+    #[must_use]
+    pub const fn in_place(&mut self) -> (Span<'_>, SpanMut<'_>) {
+        let source = Span { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData };
+        (source, SpanMut { pointer: self.pointer, byte_count: self.byte_count, lifetime: PhantomData })
+    }
+
     /// A part of it, lent for as long as the whole is not used.
     ///
     /// # Errors

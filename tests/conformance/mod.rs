@@ -11,6 +11,7 @@ pub(crate) mod large;
 pub(crate) mod members;
 pub(crate) mod pairs;
 pub(crate) mod parts;
+pub(crate) mod remote;
 pub(crate) mod sanitizer;
 pub(crate) mod threads;
 pub(crate) mod trainer;

@@ -10,7 +10,8 @@ use crate::harness::network::Hosts;
 use crate::harness::{self, Role, Run, Setup, assert_all_succeeded, say, transcript};
 
 /// The roles of these tests.
-pub(crate) const ROLES: &[(&str, Role)] = &[("pairs.loses", loses), ("pairs.stands", stands)];
+pub(crate) const ROLES: &[(&str, Role)] =
+    &[("pairs.loses", loses), ("pairs.stands", stands), ("pairs.leaves", leaves)];
 
 const MINUTES: Duration = Duration::from_secs(180);
 /// More than goes without a receiver.
@@ -30,6 +31,26 @@ fn tell(run: &Run, name: &str) {
 
 fn end(error: &Error) {
     say(&format!("ended with {}: {}", error.status().name(), error.chain()));
+}
+
+/// Index 1 sends and closes its mesh before index 0 receives: the message comes, and no other.
+fn leaves(index: usize, _count: usize, _argument: &str) {
+    let mesh = bootstrap();
+    let part = mesh.split(Some(0), 0).expect("all come").expect("a color");
+    let mut numbers = [index as f32; 10];
+    if index == 1 {
+        part.send(&numbers, 0, 3).expect("there is room for it");
+        part.close().expect("idle");
+        drop(part);
+        say("left");
+        return mesh.barrier().expect("all come");
+    }
+    wait_for("left");
+    part.receive(&mut numbers, 1, 3).unwrap_or_else(|error| panic!("it was sent: {}", error.chain()));
+    assert_eq!(numbers, [1.0; 10]);
+    let error = part.receive(&mut numbers, 1, 3).expect_err("nothing more was sent");
+    assert!(matches!(error, Error::Lost { index: 1, .. }), "{error}");
+    mesh.barrier().expect("all come");
 }
 
 /// Index 1 is killed in the phase that the argument names; 0 is in a call with it, then or afterwards.
@@ -89,6 +110,26 @@ fn killed(networks: &[String]) {
             assert!(outcome.output.contains("ended with LOST: lost index 1"), "{phase}\n{text}");
         }
     }
+}
+
+fn what_was_sent_counts(networks: &[String]) {
+    let mut run = Setup::new(2, "pairs.leaves").networks(networks).deadline(MINUTES).start();
+    run.wait_for(1, "left");
+    // What it closed has gone before the other one looks.
+    std::thread::sleep(Duration::from_millis(100));
+    tell(&run, "left");
+    assert_all_succeeded(&run.finish());
+}
+
+#[test]
+fn what_was_sent_is_received_after_its_sender_has_left() {
+    what_was_sent_counts(&[]);
+}
+
+#[test]
+fn what_was_sent_is_received_from_another_host_after_its_sender_has_left() {
+    let Some(hosts) = Hosts::new(2) else { return };
+    what_was_sent_counts(&[0, 1].map(|host| hosts.network(host)));
 }
 
 #[test]

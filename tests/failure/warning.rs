@@ -29,8 +29,8 @@ impl Clock for Ahead {
     }
 }
 
-/// Hands the warnings of one thread to somebody.
-pub(crate) struct Told<F>(pub(crate) F);
+/// Hands what one thread says, down to a level, to somebody.
+pub(crate) struct Told<F>(pub(crate) Level, pub(crate) F);
 
 struct Message<'a>(&'a mut String);
 
@@ -42,7 +42,7 @@ impl Visit for Message<'_> {
 
 impl<F: Fn(String) + Send + Sync + 'static> Subscriber for Told<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
+        *metadata.level() <= self.0
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -56,7 +56,7 @@ impl<F: Fn(String) + Send + Sync + 'static> Subscriber for Told<F> {
     fn event(&self, event: &Event<'_>) {
         let mut text = String::new();
         event.record(&mut Message(&mut text));
-        (self.0)(text);
+        (self.1)(text);
     }
 
     fn enter(&self, _: &Id) {}
@@ -99,7 +99,7 @@ fn warn_and_time_out(
         return until(|| step.load(Ordering::SeqCst) == 2);
     }
     let kept = Arc::clone(warnings);
-    let told = Told(move |text| kept.lock().expect("no panic").push(text));
+    let told = Told(Level::WARN, move |text| kept.lock().expect("no panic").push(text));
     let _kept = tracing::subscriber::set_default(told);
     let deadline = Deadline::after(Duration::from_secs(1800)).by(clock);
     step.store(1, Ordering::SeqCst);

@@ -160,6 +160,11 @@ impl Link {
         self.flushed >= place
     }
 
+    /// Whether this member has never sent anything here.
+    pub(super) fn is_silent(&self) -> bool {
+        self.queued == 0 && self.sends == 0
+    }
+
     /// Whether anything of this member waits to go.
     pub(super) fn is_pending(&self) -> bool {
         !self.outbox.is_empty() || self.is_mid_chunk

@@ -152,7 +152,9 @@ impl<'c, P: Passage> Course<'c, '_, P> {
         loop {
             let mut link = held.take().unwrap_or_else(|| self.pair.link());
             let moved = self.advance(&mut link);
-            if let (Step::Leaving(place, error), true) = (&mut self.step, self.pair.passage.is_sent())
+            // Who never said a word here has nothing that must arrive, and may find the other side gone after its last message.
+            if let Step::Leaving(place, error) = &mut self.step
+                && (link.is_silent() || self.pair.passage.is_sent())
                 && link.has_gone(*place)
             {
                 return error.take().map_or(Ok(()), Err);

@@ -70,7 +70,7 @@ impl Turn {
             if brought.is_empty() {
                 return None;
             }
-            Some(Lies { arena: *number, offset: offset as u64 })
+            Some(Lies { arena: *number, offset: offset as u64, output: 0 })
         })
     }
 }

@@ -87,7 +87,8 @@ impl Channel for SharedCommunicator {
         let target = control::place(sequence, 1);
         let is_behind = |seat: &usize| self.controls[*seat].progress() < target;
         let lagging = (0..self.seats.len()).filter(is_behind).collect::<Vec<_>>();
-        (step == 1 && !lagging.is_empty()).then_some((sequence, lagging))
+        // Who has shown its first piece early says so with the next step.
+        (step >= 1 && !lagging.is_empty()).then_some((sequence, lagging))
     }
 
     fn ask(&self, seat: usize, question: &[u8]) {

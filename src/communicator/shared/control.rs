@@ -8,7 +8,9 @@
 //!   What was stored past the caches is ordered by a fence of its own before that write (`sys::settle`).
 //! - It also acquires in effect for its writer: a member overwrites what others read (a slot, a stage, an array) only after it
 //!   has seen a place that they publish after their reads, and no store passes an earlier load on the way to a release.
-//! - A slot is written again two calls later. Before that its writer has seen all others in the call between, which they
+//! - A call's note lies beside `PROGRESS`, so that the line which says that a member has come also says what it has come for: the
+//!   fingerprint of its descriptor, and a contribution of a few bytes. Nothing else of a peer is read by a small call that all agree on.
+//! - A slot and a note are written again two calls later. Before that its writer has seen all others in the call between, which they
 //!   entered after their last read of the slot.
 //! - `PROGRESS` and `SLEEPERS` are the two words of a Dekker handshake. The writer stores the place, then loads the count; a
 //!   sleeper adds itself to the count, then the kernel loads the place once more and sleeps only if it has not changed. All four
@@ -38,6 +40,9 @@ const SLEEPERS: usize = 0;
 const PROGRESS: usize = 64;
 // Beside the progress, which is read whenever the state is.
 const STATE: usize = PROGRESS + 8;
+/// The notes of the two last calls: they fill the line of the progress.
+const NOTES: usize = PROGRESS + 16;
+const NOTE_BYTES: usize = 24;
 const DONE: usize = 128;
 const CAUSE: usize = 256;
 const REFUSAL: usize = 1024;
@@ -54,6 +59,9 @@ const SITE_ROOM: usize = 256;
 
 /// The largest contribution that rides beside the descriptor.
 pub(super) const INLINE_BYTES: usize = SLOT_BYTES - DESCRIPTOR_BYTES;
+/// The largest that rides in the note.
+const NOTE_ROOM: usize = NOTE_BYTES - 8;
+const _: () = assert!(NOTES + 2 * NOTE_BYTES == PROGRESS + 64);
 
 /// How a member stands to its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +81,17 @@ pub(super) const fn place(sequence: u64, step: u64) -> u64 {
 /// The call and the step of a place.
 pub(super) const fn call_of(place: u64) -> (u64, u64) {
     (place >> STEP_BITS, place & LAST_STEP)
+}
+
+/// A number that tells the compared words of two calls apart: no two calls that differ in one word have the same, and of others one
+/// pair in 2^64.
+#[inline]
+fn fingerprint(words: [u64; 5]) -> u64 {
+    // Multiplication by an odd number and a shift that folds the upper half down can both be undone.
+    words.into_iter().fold(0, |all, word| {
+        let mixed = (all ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 32)
+    })
 }
 
 /// One member's segment.
@@ -201,14 +220,26 @@ impl Control {
     }
 
     /// Whether the descriptor of the same call is the same there in all that is compared.
+    #[inline]
     pub(super) fn has_same_call(&self, other: &Self, sequence: u64) -> bool {
-        let slot = Self::slot(sequence);
-        let is_same = |position: usize| {
-            let [one, other] = [self, other].map(|control| control.word64(slot + 8 * position));
-            one.load(Ordering::Relaxed) == other.load(Ordering::Relaxed)
-        };
+        let note = Self::note(sequence);
         // Relaxed: the place that was awaited has acquired what its writer wrote before.
-        [0, 1, 2, 3, 6].into_iter().all(is_same)
+        let [one, other] = [self, other].map(|control| control.word64(note).load(Ordering::Relaxed));
+        one == other
+    }
+
+    /// Where the note of a call lies.
+    const fn note(sequence: u64) -> usize {
+        NOTES + if sequence.is_multiple_of(2) { 0 } else { NOTE_BYTES }
+    }
+
+    /// Where the first bytes of a call lie, if there are so many.
+    const fn inline_place(sequence: u64, byte_count: usize) -> usize {
+        if byte_count <= NOTE_ROOM {
+            Self::note(sequence) + 8
+        } else {
+            Self::slot(sequence) + DESCRIPTOR_BYTES
+        }
     }
 
     const fn slot(sequence: u64) -> usize {
@@ -233,12 +264,15 @@ impl Control {
         let kinds = [descriptor.verb.number(), descriptor.dtype.number(), descriptor.op.number()];
         let kinds = kinds.iter().rev().fold(0, |all, kind| (all << 8) | u64::from(kind.unsigned_abs()));
         let kinds = kinds | u64::from(descriptor.on_gpu) << 24;
-        let (arena, offset) = descriptor.lies.map_or((0, 0), |lies| (lies.arena, lies.offset));
+        let (arena, offset, output) =
+            descriptor.lies.map_or((0, 0, 0), |lies| (lies.arena, lies.offset, lies.output));
         let Descriptor { sequence, count, root, shape, .. } = *descriptor;
-        let words = [sequence, kinds, count, root, arena, offset, shape];
+        let words = [sequence, kinds, count, root, arena, offset, shape, output];
         for (position, word) in words.into_iter().enumerate() {
-            self.word64(Self::slot(descriptor.sequence) + 8 * position).store(word, Ordering::Relaxed);
+            self.word64(Self::slot(sequence) + 8 * position).store(word, Ordering::Relaxed);
         }
+        let compared = [sequence, kinds, count, root, shape];
+        self.word64(Self::note(sequence)).store(fingerprint(compared), Ordering::Relaxed);
     }
 
     /// The descriptor of a call; `None` if what lies there describes none.
@@ -255,19 +289,19 @@ impl Control {
             root: word(3),
             shape: word(6),
             on_gpu: kind(24) != 0,
-            lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5) }),
+            lies: (word(4) != 0).then(|| Lies { arena: word(4), offset: word(5), output: word(7) }),
             site: Site::default(),
         })
     }
 
-    /// The first bytes beside the descriptor of a call.
+    /// What a member brings to a call beside its descriptor; so many bytes on all members.
     pub(super) fn inline(&self, sequence: u64, byte_count: usize) -> Result<Span<'_>> {
-        let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
+        let start = Self::inline_place(sequence, byte_count);
         self.segment.span().part(start..start + byte_count.min(INLINE_BYTES))
     }
 
     pub(super) fn write_inline(&self, sequence: u64, bytes: Span<'_>, streams: bool) -> Result<()> {
-        let start = Self::slot(sequence) + DESCRIPTOR_BYTES;
+        let start = Self::inline_place(sequence, bytes.byte_count());
         let end = start + bytes.byte_count().min(INLINE_BYTES);
         let mut whole = self.segment.span_mut();
         let mut target = whole.part(start..end)?;
@@ -297,6 +331,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn calls_that_differ_in_a_word_have_other_fingerprints() {
+        let plain = [7, 0x010203, 1 << 20, 0, 0];
+        let mut seen = std::collections::BTreeSet::from([fingerprint(plain)]);
+        for position in 0..plain.len() {
+            for bit in 0..64 {
+                let mut other = plain;
+                other[position] ^= 1 << bit;
+                assert!(seen.insert(fingerprint(other)), "bit {bit} of word {position}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_call_brings_lies_in_its_note_or_its_slot_and_never_in_that_of_the_call_before() {
+        let segment = Segment::reserve("uform-test", size(64)).expect("memory is free");
+        let control = Control::new(segment, 64).expect("large enough");
+        let descriptor = |sequence| Descriptor::bare(Verb::Barrier, sequence);
+        for byte_count in [0, 1, NOTE_ROOM, NOTE_ROOM + 1, INLINE_BYTES] {
+            let bytes = |sequence: u8| vec![sequence; byte_count];
+            for sequence in [4, 5] {
+                control.write_descriptor(&descriptor(u64::from(sequence)));
+                control
+                    .write_inline(u64::from(sequence), Span::of(&bytes(sequence)[..]), false)
+                    .expect("fits");
+            }
+            for sequence in [4, 5] {
+                let found = control.inline(u64::from(sequence), byte_count).expect("within").to_vec();
+                assert_eq!(found, bytes(sequence));
+                assert_eq!(control.descriptor(u64::from(sequence)), Some(descriptor(u64::from(sequence))));
+            }
+            assert_eq!(
+                (control.progress(), control.state(), control.has_concluded(1)),
+                (0, State::Live, false)
+            );
+        }
+    }
+
+    #[test]
     fn what_is_written_is_read_and_rubbish_is_not_believed() {
         let segment = Segment::reserve("uform-test", size(64)).expect("memory is free");
         let control = Control::new(segment, 64).expect("large enough");
@@ -309,7 +381,7 @@ mod tests {
             root: 0,
             shape: 9,
             on_gpu: true,
-            lies: Some(Lies { arena: 1, offset: 77 }),
+            lies: Some(Lies { arena: 1, offset: 77, output: 78 }),
             site: Site::default(),
         };
         control.write_descriptor(&descriptor);

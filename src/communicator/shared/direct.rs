@@ -57,7 +57,7 @@ impl SharedCommunicator {
             }
             _ => {}
         }
-        self.step_together(work.watch, &mut 1)
+        self.step_together(work, &mut 1)
     }
 
     /// Copies bytes of one array into the output from `start` on.

@@ -9,20 +9,24 @@ mod join;
 mod pairs;
 mod payload;
 mod proof;
+mod remote;
 mod signal;
 #[cfg(test)]
 mod signal_model;
+mod stages;
 mod transfer;
 mod watch;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 pub use proof::{Listener, Proof};
 
 use self::control::Control;
 use self::habits::Habits;
+use self::stages::Stages;
 use self::watch::Watch;
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
@@ -58,6 +62,9 @@ pub struct SharedCommunicator {
     own: usize,
     piece_bytes: usize,
     has_cores: bool,
+    /// Whether this member can read the memory of all others through the kernel.
+    reads_all: bool,
+    has_read_remotely: AtomicBool,
     controls: Vec<Control>,
     gate: Gate<Turn>,
     /// The sites that stand beside the two descriptors.
@@ -69,7 +76,6 @@ pub struct SharedCommunicator {
 }
 
 /// What only the member in a call touches.
-#[derive(Default)]
 struct Turn {
     sequence: u64,
     /// The arenas made so far, and those of them that still live, by number from 1.
@@ -77,6 +83,26 @@ struct Turn {
     arenas: BTreeMap<u64, Weak<arena::Parts>>,
     ended: Option<Error>,
     habits: Habits,
+    /// Whether whole calls go through the kernel.
+    choices: Habits,
+    stages: Stages,
+    /// What was read of others and is reduced next.
+    scratch: RefCell<Vec<u64>>,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self {
+            sequence: 0,
+            arena_count: 0,
+            arenas: BTreeMap::new(),
+            ended: None,
+            habits: Habits::new(habits::STAGES),
+            choices: Habits::new(habits::CALLS),
+            stages: Stages::default(),
+            scratch: RefCell::default(),
+        }
+    }
 }
 
 impl gate::Turn for Turn {
@@ -156,11 +182,16 @@ impl SharedCommunicator {
         });
         let controls = controls.collect::<Result<Vec<_>>>()?;
         let has_cores = proof.0.core_count > proof.0.mates.len();
+        let others = group.seats.iter().filter(|index| **index != proof.0.index);
+        let reads_all =
+            others.clone().all(|index| proof.0.mates.get(index).is_some_and(|mate| mate.is_readable));
         Ok(Arc::new(Self {
             seats: group.seats.clone(),
             own: group.own,
             piece_bytes,
             has_cores,
+            reads_all,
+            has_read_remotely: AtomicBool::new(false),
             controls,
             gate: Gate::new(group.name.clone(), Turn::default()),
             told_sites: Default::default(),
@@ -179,13 +210,13 @@ impl SharedCommunicator {
         self.gate.closed()
     }
 
-    /// Publishes a call, waits for everybody's, and compares them.
-    fn enter(&self, watch: &Watch<'_>, descriptor: &Descriptor) -> Result<()> {
+    /// Publishes a call, with the step that this member has come to in it, waits for everybody's, and compares them.
+    fn enter(&self, watch: &Watch<'_>, descriptor: &Descriptor, step: u64) -> Result<()> {
         if IS_ON {
             self.own_control().write_descriptor(descriptor);
             self.tell_site(descriptor);
         }
-        self.own_control().advance(control::place(watch.sequence, 1));
+        self.own_control().advance(control::place(watch.sequence, step));
         self.reach(watch, 1, &|_| true)?;
         if IS_ON { self.compare(descriptor) } else { Ok(()) }
     }
@@ -261,6 +292,13 @@ impl Communicator for SharedCommunicator {
         turn.sequence += 1;
         let watch = Watch::new(call.verb, turn.sequence, self.gate.suffix(), deadline);
         call.numbered(turn.sequence);
+        let arena = turn.place_of(&call, count);
+        let offer = if arena.is_none() { self.lend(&call, count) } else { None };
+        // The first seat tries, and decides for all: the others are always ready.
+        let decides = self.own == 0 && offer.is_some();
+        let choice = turn.choices.pace(call.verb, if decides { call.output_bytes() } else { 0 });
+        let lies = arena.or_else(|| offer.filter(|_| !decides || choice.begin()));
+        choice.pause();
         let descriptor = Descriptor {
             sequence: turn.sequence,
             verb: call.verb,
@@ -270,12 +308,12 @@ impl Communicator for SharedCommunicator {
             root: call.root as u64,
             shape: descriptor::shape(&call),
             on_gpu: call.gpu.is_some(),
-            lies: turn.place_of(&call, count),
+            lies,
             site: call.site,
         };
         // Alive as long as the call: its array lies in it.
         let arena = descriptor.lies.and_then(|lies| turn.arenas.get(&lies.arena)).and_then(Weak::upgrade);
-        let result = self.carry(&watch, &descriptor, (arena.as_deref(), &turn.habits), &mut call);
+        let result = self.carry(&watch, &descriptor, (arena.as_deref(), &turn, &choice), &mut call);
         self.finish(&mut turn, &watch, result)
     }
 
@@ -286,7 +324,7 @@ impl Communicator for SharedCommunicator {
         let watch = Watch::new(Verb::Arena, turn.sequence, self.gate.suffix(), deadline);
         let mut made = None;
         let result = self
-            .enter(&watch, &Descriptor::bare(Verb::Arena, watch.sequence))
+            .enter(&watch, &Descriptor::bare(Verb::Arena, watch.sequence), 1)
             .and_then(|()| self.make_arena(&watch, turn.arena_count, byte_count))
             .map(|arena| made = Some(arena));
         self.finish(&mut turn, &watch, result)?;

@@ -213,27 +213,26 @@ fn share(member: &Member, seat: usize, number: usize, part: usize) -> usize {
     (seat * 2 + number % 2) * member.count + part
 }
 
-/// Two calls of `all_reduce` of one piece, as `payload.rs` makes rounds; nothing lies before the entry into the first.
+/// Two calls of `all_reduce` of one piece, as `payload.rs` makes rounds: the first is shown before the entry.
 fn reductions(member: &Member) {
     let own = member.own;
+    let mut base = 0;
     for (sequence, rounds) in [(1, 1), (2, 1)] {
-        let mut step = 0;
-        if sequence > 1 {
-            member.step_together(sequence, &mut step);
-        }
+        let mut step = 1;
         for number in 0..=rounds {
             if number < rounds {
-                member.peers().for_each(|seat| member.write(share(member, own, number, seat)));
+                member.peers().for_each(|seat| member.write(share(member, own, base + number, seat)));
             }
             member.step_together(sequence, &mut step);
             if number < rounds {
-                member.peers().for_each(|seat| member.read(share(member, seat, number, own)));
-                member.write(share(member, own, number, own));
+                member.peers().for_each(|seat| member.read(share(member, seat, base + number, own)));
+                member.write(share(member, own, base + number, own));
             }
             for seat in member.peers().filter(|_| number > 0) {
-                member.read(share(member, seat, number - 1, seat));
+                member.read(share(member, seat, base + number - 1, seat));
             }
         }
+        base += rounds;
     }
 }
 
@@ -256,19 +255,33 @@ fn long_reduction(member: &Member) {
     }
 }
 
-/// Rounds of `transfer.rs`: a call of three pieces, then one of one piece; nothing lies before the entry into the first.
-fn transfers(member: &Member) {
-    for (sequence, rounds) in [(1, 3), (2, 1)] {
-        let mut step = 0;
-        if sequence > 1 {
+/// Rounds of `transfer.rs`, the first of each call shown before the entry; `counts` says whether rounds are counted over calls.
+fn transfers_of(member: &Member, calls: &[usize], counts: bool) {
+    let mut base = 0;
+    for (sequence, rounds) in (1..).zip(calls) {
+        let mut step = 1;
+        for number in 0..*rounds {
+            member.write(share(member, member.own, base + number, 0));
             member.step_together(sequence, &mut step);
+            member.peers().for_each(|seat| member.read(share(member, seat, base + number, 0)));
         }
-        for number in 0..rounds {
-            member.write(share(member, member.own, number, 0));
-            member.step_together(sequence, &mut step);
-            member.peers().for_each(|seat| member.read(share(member, seat, number, 0)));
-        }
+        base += if counts { *rounds } else { 0 };
     }
+}
+
+/// A call of three pieces, then one of one piece.
+fn transfers(member: &Member) {
+    transfers_of(member, &[3, 1], true);
+}
+
+/// Three calls of one piece.
+fn short_transfers(member: &Member) {
+    transfers_of(member, &[1, 1, 1], true);
+}
+
+/// The same with rounds that are counted anew in each call.
+fn uncounted_transfers(member: &Member) {
+    transfers_of(member, &[1, 1, 1], false);
 }
 
 /// `broadcast` of three pieces from the first member; a reader waits for the root alone.
@@ -286,6 +299,44 @@ fn broadcast(member: &Member) {
         }
         member.signal(member.own).publish(place(1, step));
     }
+}
+
+/// Two broadcasts of two pieces: the root shows the first before the entry if all have read what lies in its stage, or so it does
+/// anyway if `looks` is false.
+fn broadcasts_of(member: &Member, looks: bool) {
+    for sequence in 1..=2_u64 {
+        let signal = |seat: usize| member.signal(seat);
+        if member.own == 0 {
+            let is_read = |seat: usize| signal(seat).seen() >= place(sequence - 1, 3);
+            let is_early = sequence == 1 || !looks || member.peers().all(is_read);
+            if is_early {
+                member.write(0);
+            }
+            signal(0).publish(place(sequence, if is_early { 2 } else { 1 }));
+            member.peers().for_each(|seat| member.reach(seat, place(sequence, 1)));
+            if !is_early {
+                member.write(0);
+                signal(0).publish(place(sequence, 2));
+            }
+            member.write(1);
+            signal(0).publish(place(sequence, 3));
+        } else {
+            signal(member.own).publish(place(sequence, 1));
+            for number in 0..2 {
+                member.reach(0, place(sequence, 2 + number as u64));
+                member.read(number);
+                signal(member.own).publish(place(sequence, 2 + number as u64));
+            }
+        }
+    }
+}
+
+fn broadcasts(member: &Member) {
+    broadcasts_of(member, true);
+}
+
+fn hasty_broadcasts(member: &Member) {
+    broadcasts_of(member, false);
 }
 
 /// Arrays that all see, as `direct.rs` reads and writes them, and what their owners write between two calls.
@@ -368,6 +419,8 @@ const SMALL_CALLS_OF_THREE: Scene = Scene { members: 3, cells: 6, act: small_cal
 const REDUCTIONS: Scene = Scene { members: 2, cells: 8, act: reductions };
 const LONG_REDUCTION: Scene = Scene { members: 2, cells: 8, act: long_reduction };
 const TRANSFERS: Scene = Scene { members: 2, cells: 8, act: transfers };
+const SHORT_TRANSFERS: Scene = Scene { members: 2, cells: 8, act: short_transfers };
+const BROADCASTS: Scene = Scene { members: 2, cells: 2, act: broadcasts };
 const BROADCAST: Scene = Scene { members: 2, cells: 2, act: broadcast };
 const BROADCAST_TO_TWO: Scene = Scene { members: 3, cells: 2, act: broadcast };
 const ARRAYS: Scene = Scene { members: 2, cells: 4, act: arrays };
@@ -408,6 +461,12 @@ fn a_stage_written_again_holds() {
 #[test]
 fn transfers_hold() {
     assert_holds(TRANSFERS, PREEMPTIONS);
+    assert_holds(SHORT_TRANSFERS, PREEMPTIONS);
+}
+
+#[test]
+fn broadcasts_hold() {
+    assert_holds(BROADCASTS, PREEMPTIONS);
 }
 
 #[test]
@@ -472,4 +531,14 @@ fn too_few_slots_are_found() {
     let found =
         explore(Scene { act: one_slot, ..SMALL_CALLS }, PREEMPTIONS, None).expect_err("one slot is too few");
     assert!(found.contains("Causality violation"), "{found}");
+}
+
+#[test]
+fn stages_that_are_written_too_early_are_found() {
+    for scene in
+        [Scene { act: uncounted_transfers, ..SHORT_TRANSFERS }, Scene { act: hasty_broadcasts, ..BROADCASTS }]
+    {
+        let found = explore(scene, PREEMPTIONS, None).expect_err("it is too early");
+        assert!(found.contains("Causality violation"), "{found}");
+    }
 }

@@ -80,6 +80,61 @@ impl SharedCommunicator {
         }
     }
 
+    /// Shows the first round of a call with equal parts; whether past the caches.
+    pub(super) fn show_parts(&self, work: &Work<'_, '_>, output: Span<'_>) -> Result<bool> {
+        let parts = places(None, work.count, self.seats.len(), work.size);
+        let part_bytes = parts[self.own].len();
+        if matches!(work.descriptor.verb, Verb::AllGather | Verb::Gather | Verb::Exchange | Verb::Split) {
+            return self.show_own(
+                work,
+                &parts[self.own],
+                output,
+                (0, &(0..part_bytes.min(self.piece_bytes))),
+            );
+        }
+        self.show_slots(work, &parts, (0, &(0..part_bytes.min(self.slot_bytes()))))
+    }
+
+    /// Shows all the own part of a round.
+    fn show_own(
+        &self,
+        work: &Work<'_, '_>,
+        own: &Range<usize>,
+        output: Span<'_>,
+        (number, round): (usize, &Range<usize>),
+    ) -> Result<bool> {
+        let source = match work.input {
+            Some(input) => input.part(cut(&(0..own.len()), round))?,
+            None => output.part(cut(own, round))?,
+        };
+        self.show_round(work, number, |stage, streams| {
+            work.show(&mut stage.part(0..source.byte_count())?, source, streams)
+        })
+    }
+
+    /// Shows every other member the round of its part.
+    fn show_slots(
+        &self,
+        work: &Work<'_, '_>,
+        parts: &[Range<usize>],
+        (number, round): (usize, &Range<usize>),
+    ) -> Result<bool> {
+        self.show_round(work, number, |stage, streams| {
+            let Some(input) = work.input else { return Ok(()) };
+            for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
+                let source = input.part(cut(part, round))?;
+                let start = seat * self.slot_bytes();
+                work.show(&mut stage.part(start..start + source.byte_count())?, source, streams)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Bytes of a stage for each member: whole elements, at addresses that fit all of them.
+    fn slot_bytes(&self) -> usize {
+        self.piece_bytes / self.seats.len() / 8 * 8
+    }
+
     /// Every member shows its part to all; those who read take everybody's.
     fn show(
         &self,
@@ -92,19 +147,12 @@ impl SharedCommunicator {
         let own = &parts[self.own];
         let mut step = 1;
         for (number, round) in pieces(longest, self.piece_bytes).enumerate() {
-            let source = match work.input {
-                Some(input) => input.part(cut(&(0..own.len()), &round))?,
-                None => output.as_span().part(cut(own, &round))?,
-            };
-            let length = source.byte_count();
-            let streams = work.pace.begin();
-            self.own_control()
-                .with_stage(number, |stage| work.show(&mut stage.part(0..length)?, source, streams))?;
-            self.step_together(work.watch, &mut step)?;
+            self.show_own(work, own, output.as_span(), (number, &round))?;
+            self.step_together(work, &mut step)?;
             for (seat, (part, control)) in parts.iter().zip(&self.controls).enumerate().filter(|_| reads) {
                 let range = cut(part, &round);
                 // The own part is in a near cache: it has just been read.
-                let source = control.stage(number)?.part(0..range.len())?;
+                let source = control.stage(work.stages.of(number))?.part(0..range.len())?;
                 match (work.input, seat == self.own) {
                     (None, true) => {}
                     (Some(input), true) => {
@@ -117,6 +165,7 @@ impl SharedCommunicator {
             }
             work.pace.end();
         }
+        work.stages.take(longest.div_ceil(self.piece_bytes));
         Ok(())
     }
 
@@ -129,33 +178,23 @@ impl SharedCommunicator {
         longest: usize,
         mut take: impl FnMut(&Range<usize>, &[Span<'_>]) -> Result<()>,
     ) -> Result<()> {
-        // Whole elements, at addresses that fit all of them.
-        let slot = self.piece_bytes / self.seats.len() / 8 * 8;
+        let slot = self.slot_bytes();
         if (longest / slot) as u64 + 8 > LAST_STEP {
             let reason = "has more pieces than one call can count";
             return Err(Error::invalid("counts", format!("{longest} bytes"), "call", reason));
         }
         let mut step = 1;
         for (number, round) in pieces(longest, slot).enumerate() {
-            let streams = work.pace.begin();
-            if let Some(input) = work.input {
-                self.own_control().with_stage(number, |stage| {
-                    for (seat, part) in parts.iter().enumerate().filter(|(seat, _)| *seat != self.own) {
-                        let source = input.part(cut(part, &round))?;
-                        let start = seat * slot;
-                        work.show(&mut stage.part(start..start + source.byte_count())?, source, streams)?;
-                    }
-                    Ok(())
-                })?;
-            }
-            self.step_together(work.watch, &mut step)?;
+            self.show_slots(work, parts, (number, &round))?;
+            self.step_together(work, &mut step)?;
             let slots = self.controls.iter().enumerate().map(|(seat, control)| match work.input {
                 Some(input) if seat == self.own => input.part(cut(&parts[self.own], &round)),
-                _ => control.stage(number)?.part(self.own * slot..(self.own + 1) * slot),
+                _ => control.stage(work.stages.of(number))?.part(self.own * slot..(self.own + 1) * slot),
             });
             take(&round, &slots.collect::<Result<Vec<_>>>()?)?;
             work.pace.end();
         }
+        work.stages.take(longest.div_ceil(slot));
         Ok(())
     }
 

@@ -70,9 +70,10 @@ impl SharedCommunicator {
                 self.look(watch, target, needs)?;
                 Ok(watch.deadline.pause())
             })?;
-            // One that came and gave up has left this call to nobody.
-            if !control.has_concluded(watch.sequence)
-                && let Some(error) = self.departure(seat)
+            // One that came and gave up has left this call to nobody, unless it gave up later. Its state lies beside its
+            // progress; where it concludes is a line that a call which goes well never reads.
+            if let Some(error) = self.departure(seat)
+                && !control.has_concluded(watch.sequence)
             {
                 return Err(error);
             }

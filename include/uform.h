@@ -21,7 +21,9 @@
  *  Arrays. Counts are elements of a `uform_dtype_t`, and arrays are contiguous and aligned to their elements. Verbs of a
  *  mesh are collective: all processes call the same ones in the same order, with matching counts. Where the executor of a
  *  mesh is one of GPU streams, arrays may be in the memory of its GPU: of `uform_arena_take_on`, or any that CUDA's driver
- *  knows, whose earlier work has ended. All arrays of a call, of all processes, are then on GPUs.
+ *  knows, whose earlier work has ended. All arrays of a call, of all processes, are then on GPUs, and each GPU takes the
+ *  place of a process: `root`, `counts` and the order of parts count the GPUs of all processes, in the order of indexes and
+ *  then of their executors. A process with several GPUs gives one array for each, see `uform_call_options_t`.
  *
  *  Numbers of enumerations, once published, never change. Enumerations have the size of an `int`.
  */
@@ -282,10 +284,18 @@ typedef struct uform_call_options_t {
     /** 1: the bits of a reduction of floats do not depend on how members are spread over hosts, which costs more between
      *  hosts; 0: values of one host are combined first. The same on all members. */
     uint64_t reproducible;
+    /** Where this process drives several GPUs: the call's `array` on each one after the first, in the order of the executor;
+     *  the arguments of the call are those of the first GPU. NULL for none. An entry may be NULL where the call's could be. */
+    void const *const *further_arrays;
+    /** The call's `out` on each of them, for verbs with one; NULL for none. */
+    void *const *further_outs;
+    /** How many they are: one less than the executor's GPUs, or 0. */
+    size_t further_count;
 } uform_call_options_t;
 
 /** All defaults of `uform_call_options_t`. */
-#define UFORM_CALL_OPTIONS_INIT {sizeof(uform_call_options_t), 0.0, NULL, NULL, NULL, NULL, NULL, 0}
+#define UFORM_CALL_OPTIONS_INIT                                                                              \
+    {sizeof(uform_call_options_t), 0.0, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0}
 
 /** What is asked of an executor of host threads. */
 typedef struct uform_host_options_t {

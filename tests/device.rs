@@ -15,6 +15,7 @@ use crate::harness::{Outcome, Role, Setup, say, transcript};
 /// The roles of these checks.
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("check.devices", devices),
+    ("check.tier", tier),
     ("check.streams", streams),
     ("check.arenas", arenas),
     ("check.code", code),
@@ -79,6 +80,7 @@ fn check() {
     let mut failed = 0_usize;
     let mut one = |is_well: bool| failed += usize::from(!is_well);
     one(line("devices and classes", 1, "check.devices", ""));
+    one(line("tier, with a trial multicast object where GPUs claim one", 1, "check.tier", ""));
     one(line("streams", 1, "check.streams", ""));
     one(line("arenas", 1, "check.arenas", ""));
     one(line("kernels", 1, "check.code", ""));
@@ -91,6 +93,15 @@ fn check() {
             println!("note  NCCL {} ({})", library.version(), library.path().display());
             one(line("verbs and element types, 1 rank", 1, "ccl.verbs", ""));
         }
+    }
+    let gpus = device::gpu_devices().map_or(0, |gpus| gpus.len());
+    match &collective {
+        Ok(_) if gpus > 1 => {
+            let name = format!("verbs, {gpus} GPUs of one process");
+            one(line(&name, 1, "gpus.verbs", &gpus.to_string()));
+        }
+        Ok(_) => println!("skip  several GPUs of one process: this machine has one"),
+        Err(_) => {}
     }
     match collective {
         Ok(library) if library.version().0 >= 23000 => {
@@ -146,6 +157,18 @@ fn devices(_: usize, _: usize, _: &str) {
 fn executor() -> Executor {
     let options = VramOptions { devices: Some(vec![0]), deferred_limit: 1, ..options() };
     Executor::for_vram(&options).unwrap_or_else(|error| panic!("{}", error.chain()))
+}
+
+/// What a mesh of one process with all GPUs finds of their fabric.
+fn tier(_: usize, _: usize, _: &str) {
+    let executor = Executor::for_vram(&options()).unwrap_or_else(|error| panic!("{}", error.chain()));
+    let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
+    let topology = mesh.topology();
+    let (tier, reason) = (topology.multimem_tier(), topology.tier_reason());
+    assert_eq!(mesh.describe().gpus_per_host_domain, executor.gpus().len());
+    say(&format!("check: {tier}: {reason}"));
+    mesh.close().expect("idle");
+    executor.finish(&soon()).expect("idle");
 }
 
 fn streams(_: usize, _: usize, _: &str) {
@@ -249,6 +272,7 @@ fn the_check_runs_on_stand_ins_and_says_so() {
     assert!(lines[0].starts_with("note  these are stand-ins"), "{lines:#?}");
     let names = [
         "devices and classes",
+        "tier, with a trial multicast object",
         "streams",
         "arenas",
         "kernels",

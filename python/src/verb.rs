@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use uform::communicator::Call;
-use uform::sys::Deadline;
+use uform::sys::{Deadline, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Error, Progress};
 
@@ -68,6 +68,8 @@ struct Arguments {
 #[allow(clippy::large_enum_variant, reason = "small calls must not allocate")]
 enum Arrays {
     Pair(Pair),
+    /// One call, with arrays on each of several GPUs.
+    Gpus(Vec<Pair>),
     List(Vec<Pair>),
 }
 
@@ -98,11 +100,42 @@ impl Form {
     fn call_on<'a>(&'a self, pair: &'a mut Pair, progress: Option<Progress<'a>>) -> Call<'a> {
         self.call(dtype_of(pair), buffer::spans(pair), progress)
     }
+
+    /// One call on all of these, each on another GPU. What is not there is for the core to refuse.
+    fn call_on_gpus<'a>(
+        &'a self,
+        dtype: Dtype,
+        all: impl Iterator<Item = Spans<'a>>,
+        progress: Option<Progress<'a>>,
+    ) -> Call<'a> {
+        let mut call: Option<Call<'a>> = None;
+        for Spans { input, output, gpu, layouts: [input_layout, output_layout] } in all {
+            match &mut call {
+                None => {
+                    let gpu = Some(gpu.unwrap_or_default());
+                    let spans = Spans { input, output, gpu, layouts: [input_layout, output_layout] };
+                    call = Some(self.call(dtype, spans, progress.clone()));
+                }
+                Some(call) => {
+                    call.further_gpus.push(gpu.unwrap_or_default());
+                    call.input = call.input.or(input);
+                    call.input_layout = call.input_layout.or(input_layout);
+                    call.output_layout = call.output_layout.or(output_layout);
+                    if !output.is_empty() {
+                        call.output = output;
+                    }
+                }
+            }
+        }
+        call.unwrap_or_else(|| Call::new(self.verb, dtype, self.op, self.root, None, SpanMut::empty()))
+    }
 }
 
 /// Arrays and reports of a call that goes on without the interpreter.
 pub(crate) struct Lent {
     form: Form,
+    /// Whether all are of one call, each on another GPU.
+    is_on_gpus: bool,
     dtypes: Vec<Dtype>,
     loan: Loan,
     tell: Option<Box<dyn Fn(u64, u64) + Send + Sync>>,
@@ -162,6 +195,11 @@ impl<'a, 'py> Request<'a, 'py> {
             let progress = report.as_ref().map(|_| Progress::new(&tell));
             match &mut arrays {
                 Arrays::Pair(pair) => mesh.run(form.call_on(pair, progress), &deadline),
+                Arrays::Gpus(pairs) => {
+                    let dtype = pairs.first().map_or(Dtype::U8, dtype_of);
+                    let spans = pairs.iter_mut().map(buffer::spans);
+                    mesh.run(form.call_on_gpus(dtype, spans, progress), &deadline)
+                }
                 Arrays::List(pairs) => {
                     let calls = pairs.iter_mut().map(|pair| form.call_on(pair, progress.clone()));
                     mesh.run_many(form.verb, calls.collect(), &deadline)
@@ -184,14 +222,15 @@ impl<'a, 'py> Request<'a, 'py> {
         let tell = report.clone().map(|report| {
             Box::new(move |done, total| report.tell(done, total)) as Box<dyn Fn(u64, u64) + Send + Sync>
         });
-        let (pairs, is_list) = match arrays {
-            Arrays::Pair(pair) => (vec![pair], false),
-            Arrays::List(pairs) => (pairs, true),
+        let (pairs, is_list, is_on_gpus) = match arrays {
+            Arrays::Pair(pair) => (vec![pair], false, false),
+            Arrays::Gpus(pairs) => (pairs, false, true),
+            Arrays::List(pairs) => (pairs, true, false),
         };
         let (dtypes, verb) = (pairs.iter().map(dtype_of).collect(), self.verb);
         let on_gpu = pairs.iter().any(|(input, output)| input.iter().chain(output).any(Buffer::is_on_gpu));
         let with = (form.root, form.tag);
-        let lent = Lent { form, dtypes, loan: Loan::new(py, pairs)?, tell };
+        let lent = Lent { form, is_on_gpus, dtypes, loan: Loan::new(py, pairs)?, tell };
         let site = site::of_caller(py);
         let submit = || match is_list {
             true => mesh.run_many(verb, lent, |lent| Ok(lent.calls()), deadline),
@@ -234,6 +273,10 @@ impl<'a, 'py> Request<'a, 'py> {
             given.extract::<bool>().map_err(|_| invalid(py, "reproducible", given, "must be True or False"))
         })?;
         let arrays = match self.list(py, mesh)? {
+            Some(pairs) if is_on_gpus(mesh, &pairs) => {
+                one_dtype(py, mesh, &pairs)?;
+                Arrays::Gpus(pairs)
+            }
             Some(pairs) => Arrays::List(pairs),
             None => Arrays::Pair(pair(py, mesh, self.input, self.output)?),
         };
@@ -241,13 +284,21 @@ impl<'a, 'py> Request<'a, 'py> {
         Ok(Arguments { form, arrays, deadline, report })
     }
 
-    /// The pairs of a list or tuple of arrays; `None` for a lone array.
+    /// The pairs of a list or tuple of arrays; `None` for a lone array. An array of a pair may be None where there are several GPUs,
+    /// as one of them alone is the root.
     fn list(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Option<Vec<Pair>>> {
         let (name, output) = self.output;
         let inputs = self.input.map(items).transpose()?.flatten();
         let outputs = output.map(items).transpose()?.flatten();
+        let has_several = mesh.executor().gpus().len() > 1;
+        let given = |one: &'_ Bound<'py, PyAny>| !(has_several && one.is_none());
         match (inputs, outputs) {
             (None, None) => Ok(None),
+            (Some(inputs), None) if has_several && output.is_none() => inputs
+                .iter()
+                .map(|one| pair(py, mesh, Some(one), (name, None)))
+                .collect::<PyResult<_>>()
+                .map(Some),
             (None, Some(outputs)) if self.input.is_none() => outputs
                 .iter()
                 .map(|one| pair(py, mesh, None, (name, Some(one))))
@@ -255,9 +306,12 @@ impl<'a, 'py> Request<'a, 'py> {
                 .map(Some),
             (Some(inputs), Some(outputs)) if inputs.len() == outputs.len() => {
                 let both = inputs.iter().zip(&outputs);
-                both.map(|(one, other)| pair(py, mesh, Some(one), (name, Some(other))))
-                    .collect::<PyResult<_>>()
-                    .map(Some)
+                both.map(|(one, other)| {
+                    let one = Some(one).filter(|one| given(one));
+                    pair(py, mesh, one, (name, Some(other).filter(|other| given(other))))
+                })
+                .collect::<PyResult<_>>()
+                .map(Some)
             }
             _ => {
                 let none = py.None();
@@ -269,6 +323,31 @@ impl<'a, 'py> Request<'a, 'py> {
                     "must be a list of as many arrays as array is, or both one array",
                 ))
             }
+        }
+    }
+}
+
+/// Whether these are the arrays of one call, on each of several GPUs: in host memory a list is many calls.
+fn is_on_gpus(mesh: &uform::Mesh, pairs: &[Pair]) -> bool {
+    let mut arrays = pairs.iter().flat_map(|(input, output)| input.iter().chain(output));
+    arrays.any(Buffer::is_on_gpu) && mesh.executor().gpus().len() > 1
+}
+
+/// Refuses arrays of one call that have different element types.
+fn one_dtype(py: Python<'_>, mesh: &uform::Mesh, pairs: &[Pair]) -> PyResult<()> {
+    let Some(first) = pairs.first().map(dtype_of) else { return Ok(()) };
+    match pairs.iter().position(|pair| dtype_of(pair) != first) {
+        None => Ok(()),
+        Some(position) => {
+            let gpus = mesh.executor().gpus();
+            let gpu = gpus.get(position).map_or("a GPU", |gpu| gpu.name.as_str());
+            let reason = format!(
+                "must have the element type of the first one, {first}; it is that of index {} on GPU {position} of its executor \
+                 ({gpu})",
+                mesh.index()
+            );
+            let dtype = dtype_of(&pairs[position]);
+            Err(to_python(py, &Error::invalid(format!("array {position}"), dtype, "argument", reason)))
         }
     }
 }
@@ -306,12 +385,18 @@ fn dtype_of((input, output): &Pair) -> Dtype {
 
 impl Lent {
     fn call(&mut self) -> uform::Result<Call<'_>> {
+        if self.is_on_gpus {
+            let Self { form, dtypes, loan, tell, .. } = self;
+            let (dtype, progress) =
+                (dtypes.first().copied(), tell.as_deref().map(|tell| Progress::new(tell)));
+            return Ok(form.call_on_gpus(dtype.unwrap_or(Dtype::U8), loan.spans(), progress));
+        }
         let none = || Error::invalid("array", "none", "argument", "must be given");
         self.calls().pop().ok_or_else(none)
     }
 
     fn calls(&mut self) -> Vec<Call<'_>> {
-        let Self { form, dtypes, loan, tell } = self;
+        let Self { form, dtypes, loan, tell, .. } = self;
         let progress = tell.as_deref().map(|tell| Progress::new(tell));
         let spans = loan.spans().zip(dtypes.iter());
         spans.map(|(spans, dtype)| form.call(*dtype, spans, progress.clone())).collect()
@@ -329,7 +414,8 @@ macro_rules! verbs {
             /// Every process gets the reduction of all.
             ///
             /// array: any shape, the same number of elements everywhere; of any type that
-            /// op is for. A list or tuple of arrays is one call, agreed on once.
+            /// op is for. A list or tuple of arrays is one call, agreed on once; where the executor has several GPUs and
+            /// arrays are on them, it is one array for each GPU, as for every verb, and each GPU takes the place of a process.
             /// out: like array; None works in place. The bits of the result are the same everywhere, and in every run.
             /// reproducible: True makes them the same for any spread of processes over hosts, which costs more between hosts.
             #[pyo3(

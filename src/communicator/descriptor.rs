@@ -260,6 +260,7 @@ const fn has_parts(verb: Verb) -> bool {
 /// Checks a call before it takes a number; gives its count: the elements of one part, of all parts if they are counted,
 /// and 0 for a counted all_to_all, whose members need not have the same.
 pub(super) fn check(call: &Call<'_>, seat: usize, members: usize) -> Result<usize> {
+    let (seat, members) = call.place.unwrap_or((seat, members));
     let size = call.dtype.size_bytes();
     if call.input_layout.or(call.output_layout).is_some() {
         return Err(Error::invalid("layout", "strided", "call", "must be packed before it comes to a group"));

@@ -80,8 +80,13 @@ pub struct Call<'a> {
     /// What this member gets.
     pub output: SpanMut<'a>,
     /// The arrays instead of `input` and `output` where they are in a GPU's memory: the group then agrees on the call and moves
-    /// nothing.
+    /// nothing. Each GPU takes the place of a member: `root`, `counts` and the order of parts count the GPUs of all members, in the
+    /// order of members and then of their executors.
     pub gpu: Option<GpuArrays<'a>>,
+    /// The arrays on this member's further GPUs, in the order of its executor; none where it drives one.
+    pub further_gpus: Vec<GpuArrays<'a>>,
+    /// Which place its arrays have among how many, where places are not the seats of the group; a mesh puts that of a GPU.
+    pub place: Option<(usize, usize)>,
     /// Where the elements of `input` lie in it; `None` where they follow each other.
     pub input_layout: Option<&'a Layout>,
     /// Where the elements of `output` lie in it; `None` where they follow each other.
@@ -136,6 +141,8 @@ impl<'a> Call<'a> {
             input,
             output,
             gpu: None,
+            further_gpus: Vec::new(),
+            place: None,
             input_layout: None,
             output_layout: None,
             reproducible: false,
@@ -151,6 +158,26 @@ impl<'a> Call<'a> {
     #[must_use]
     pub fn on_gpu(verb: Verb, dtype: Dtype, op: ReduceOp, root: usize, arrays: GpuArrays<'a>) -> Self {
         Self { gpu: Some(arrays), ..Self::new(verb, dtype, op, root, None, SpanMut::empty()) }
+    }
+
+    /// A call on memory of this member's GPUs, one pair of arrays for each in the order of its executor.
+    #[must_use]
+    pub fn on_gpus(
+        verb: Verb,
+        dtype: Dtype,
+        op: ReduceOp,
+        root: usize,
+        arrays: impl IntoIterator<Item = GpuArrays<'a>>,
+    ) -> Self {
+        let mut arrays = arrays.into_iter();
+        let gpu = Some(arrays.next().unwrap_or_default());
+        let further_gpus = arrays.collect();
+        Self { gpu, further_gpus, ..Self::new(verb, dtype, op, root, None, SpanMut::empty()) }
+    }
+
+    /// The arrays on each of this member's GPUs; none for a call in host memory.
+    pub fn gpu_arrays(&self) -> impl Iterator<Item = &GpuArrays<'a>> {
+        self.gpu.iter().chain(&self.further_gpus)
     }
 
     /// The bytes of the input, wherever it is; `None` without one.
@@ -202,7 +229,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The arrays of a call in the memory of a member's GPU; their lengths are those of [`Call`].
+/// The arrays of a call in the memory of one GPU of a member; their lengths are those of [`Call`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GpuArrays<'a> {
     /// This member's contribution; `None` in place.

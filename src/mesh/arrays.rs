@@ -100,6 +100,16 @@ pub(super) fn check(call: &Call<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
+/// A call on a GPU that works in place, as one without an input.
+pub(super) fn in_place(mut call: Call<'_>, place: usize) -> Call<'_> {
+    let is_in_place = matches!(call.verb, Verb::AllReduce | Verb::Reduce | Verb::Broadcast);
+    let meeting = meeting(&call, place);
+    if meeting == Meeting::OwnPart || (meeting == Meeting::Same && is_in_place) {
+        call.gpu.iter_mut().for_each(|arrays| arrays.input = None);
+    }
+    call
+}
+
 /// Bytes of the input and of the output, packed.
 fn packed_bytes(call: &Call<'_>) -> (usize, usize) {
     let bytes =
@@ -153,9 +163,10 @@ impl Mesh {
     ) -> Result<Result<()>> {
         let mut is_plain = call.input_layout.or(call.output_layout).is_none();
         match (meeting(&call, self.index()), call.verb) {
+            // Where arrays lie to each other there depends on places.
+            _ if call.gpu.is_some() => {}
             (Meeting::Same, Verb::AllReduce | Verb::Reduce | Verb::Broadcast) | (Meeting::OwnPart, _) => {
                 (call.input, call.input_layout) = (None, None);
-                call.gpu.iter_mut().for_each(|arrays| arrays.input = None);
             }
             (Meeting::Same, _) => is_plain = false,
             _ => {}

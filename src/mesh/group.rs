@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Inner, Mesh, crossed, in_phase, network, order, phase, record};
+use super::{Inner, Mesh, crossed, in_phase, network, order, phase, record, trial};
 use crate::communicator::Communicator;
 use crate::communicator::recorded::RecordedCommunicator;
 use crate::communicator::shared::{Listener, Proof, SharedCommunicator};
@@ -126,8 +126,17 @@ fn connect(
     let index = exchange.index();
     let roster = exchange.roster().clone();
     let proof = phase("proofs", || Proof::gather(listener, &roster, index, exchange.key(), deadline))?;
-    let findings = phase("findings", || share_findings(exchange, &proof.findings(), deadline))?;
+    let mut own = proof.findings();
+    let findings = phase("findings", || share_findings(exchange, "findings", &own, deadline))?;
     let topology = phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?;
+    // What only the GPUs' drivers know is tried where everything else speaks for it, and goes around once more.
+    let tried = phase("multicast", || trial::run(exchange, &proof, &topology, executor, &mut own, deadline))?;
+    let topology = if tried {
+        let findings = phase("findings", || share_findings(exchange, "multicast findings", &own, deadline))?;
+        phase("topology", || Topology::derive(&roster, &findings, gpus_per_multimem_domain))?
+    } else {
+        topology
+    };
     let plan = phase("plan", || Ok(Plan::derive(&topology, index)))?;
     let (executor, own) = phase("executor", || choose_executor(executor, &topology, index))?;
     let group = Group { name: name.to_owned(), ..plan.world().clone() };
@@ -173,10 +182,11 @@ fn connect(
 
 fn share_findings(
     exchange: &mut dyn Exchange,
+    phase: &str,
     own: &Findings,
     deadline: &Deadline<'_>,
 ) -> Result<Vec<Findings>> {
-    let all = exchange.exchange("findings", &own.to_bytes(), deadline)?;
+    let all = exchange.exchange(phase, &own.to_bytes(), deadline)?;
     all.iter().enumerate().map(|(index, bytes)| Findings::from_bytes(bytes, index)).collect()
 }
 

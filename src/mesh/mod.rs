@@ -14,6 +14,7 @@ mod order;
 mod record;
 mod shrink;
 mod split;
+mod trial;
 mod verbs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -60,11 +60,12 @@ impl Mesh {
     /// What can be said of a call without the group.
     pub(super) fn check_call(&self, call: &Call<'_>) -> Result<()> {
         check_verb(call.verb)?;
+        // On GPUs both count places, which are known once the group of GPUs is there.
+        if call.gpu.is_some() {
+            return self.check_gpu_call(call);
+        }
         if !matches!(call.verb, Verb::Send | Verb::Receive) {
             check_root(call.root, self.count())?;
-        }
-        if let Some(arrays) = &call.gpu {
-            self.check_gpu_call(call, arrays)?;
         }
         arrays::check(call, self.index())
     }

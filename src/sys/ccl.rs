@@ -13,7 +13,9 @@ use super::library::{self, Found, Loaded, Names, Places};
 use crate::error::{Error, Result};
 use crate::vocabulary::GpuVendor;
 
-pub use communicator::{Act, Communicator, Operation, Registration, number_of_dtype, number_of_op};
+pub use communicator::{
+    Act, Communicator, Operation, Registration, Seat, Step, number_of_dtype, number_of_op,
+};
 pub use config::{Config, FIELDS, Field, NEWEST};
 
 /// The first version with all the functions that are needed.

@@ -9,6 +9,7 @@ mod cuda;
 mod hip;
 mod memory;
 mod module;
+mod multicast;
 mod region;
 mod span;
 mod stream;
@@ -27,6 +28,8 @@ use crate::vocabulary::GpuVendor;
 
 pub use memory::Memory;
 pub(in crate::sys) use module::{Argument, Module};
+use multicast::MulticastTable;
+pub use multicast::{Multicast, Shared};
 pub use region::{Part, Region};
 pub use span::GpuSpan;
 pub use stream::{ForeignStream, Stream};
@@ -54,6 +57,8 @@ mod code {
     pub(super) const NO_BINARY: c_int = 209;
     /// What CUDA's driver is asked about a GPU: what code it runs.
     pub(super) const CAPABILITY: [c_int; 2] = [75, 76];
+    /// And whether it can be part of multicast objects.
+    pub(super) const MULTICAST: c_int = 132;
     pub(super) const COMPATIBILITY: c_int = 804;
 }
 
@@ -100,6 +105,8 @@ pub(super) struct Table {
     pub(super) fill: unsafe extern "C" fn(u64, u8, usize, Handle) -> c_int,
     /// What the driver knows of an address, if it can be asked.
     pub(super) pointer: Option<unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int>,
+    /// Multicast objects, if the driver has them.
+    pub(super) multicast: Option<MulticastTable>,
     /// What the driver knows of a GPU by a number, if it can be asked.
     pub(super) attribute: Option<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
     pub(super) module_load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,

@@ -21,6 +21,9 @@ pub struct Domain {
     pub tier: MultimemTier,
     /// What its tier follows from.
     pub reason: String,
+    /// Whether all that is known speaks for its switch, and its members, whose executors drive its GPUs, have tried nothing yet.
+    #[serde(skip)]
+    pub awaits_trial: bool,
 }
 
 impl Domain {
@@ -43,7 +46,8 @@ impl Joined<'_> {
     pub(super) fn domains(&self, size: usize) -> Result<Vec<Domain>> {
         let domain = |gpus: Vec<usize>| {
             let (tier, reason) = self.judge(&gpus);
-            Domain { gpus, tier, reason }
+            let awaits_trial = self.awaits_trial(&gpus);
+            Domain { gpus, tier, reason, awaits_trial }
         };
         Ok(cut(self.join(), size)?.into_iter().map(domain).collect())
     }
@@ -116,6 +120,16 @@ impl Joined<'_> {
         }
     }
 
+    /// Whether only a trial can tell how a domain reduces, and its members can try it: their own executors drive its GPUs.
+    fn awaits_trial(&self, domain: &[usize]) -> bool {
+        let can_try = |position: &usize| {
+            let owner = self.gpus[*position].owner;
+            let introduction = &self.roster.members[owner].introduction;
+            introduction.driven_gpus.is_some() && self.findings[owner].multicast.is_none()
+        };
+        domain.len() > 1 && domain.iter().all(|position| self.lack(*position).is_none() && can_try(position))
+    }
+
     /// Whether another member drives the same GPU.
     fn is_shared(&self, position: usize) -> bool {
         let same = |other: &usize| {
@@ -126,9 +140,27 @@ impl Joined<'_> {
 
     /// Why this GPU cannot reduce in a switch, if it cannot.
     fn obstacle(&self, position: usize) -> Option<String> {
+        self.lack(position).or_else(|| {
+            let owner = self.gpus[position].owner;
+            let (name, findings) = (name_of(&self.roster.members[owner]), &self.findings[owner]);
+            match findings.multicast {
+                None => Some(format!("{name} has not tried to bind its part of a multicast object")),
+                Some(false) if findings.multicast_problem.is_empty() => {
+                    Some(format!("{name} could not bind its part of a trial multicast object"))
+                }
+                Some(false) => Some(format!(
+                    "{name} could not bind its part of a trial multicast object: {}",
+                    findings.multicast_problem
+                )),
+                Some(true) => None,
+            }
+        })
+    }
+
+    /// What this GPU lacks by what is known without a trial.
+    fn lack(&self, position: usize) -> Option<String> {
         let gpu = &self.gpus[position];
         let name = || format!("GPU {position} ({})", gpu.device.name);
-        let owner = || name_of(&self.roster.members[gpu.owner]);
         if gpu.device.vendor != GpuVendor::Nvidia {
             return Some(format!("{} has no switch that reduces", name()));
         }
@@ -139,19 +171,11 @@ impl Joined<'_> {
             return Some(format!("{} does not support multicast", name()));
         }
         match &gpu.device.fabric {
-            None => return Some(format!("{} belongs to no fabric", name())),
+            None => Some(format!("{} belongs to no fabric", name())),
             Some(fabric) if !fabric.complete => {
-                return Some(format!(
-                    "the registration of {} with its fabric is not complete and healthy",
-                    name()
-                ));
+                Some(format!("the registration of {} with its fabric is not complete and healthy", name()))
             }
-            Some(_) => {}
-        }
-        match self.findings[gpu.owner].multicast {
-            None => Some(format!("{} has not tried to bind its part of a multicast object", owner())),
-            Some(false) => Some(format!("{} could not bind its part of a trial multicast object", owner())),
-            Some(true) => None,
+            Some(_) => None,
         }
     }
 }

@@ -118,6 +118,9 @@ pub struct Findings {
     /// Whether its part of a trial multicast object could be made and bound; `None` if it was not tried.
     #[serde(default)]
     pub multicast: Option<bool>,
+    /// What was in the way of it, for people; empty if nothing was.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub multicast_problem: String,
 }
 
 impl Findings {

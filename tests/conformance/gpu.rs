@@ -31,7 +31,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
 ];
 
 /// Identities as the driver tells them: sixteen bytes.
-fn uuid(number: usize) -> String {
+pub(crate) fn uuid(number: usize) -> String {
     format!("GPU-{number:08x}-1111-2222-3333-444444444444")
 }
 
@@ -42,6 +42,54 @@ pub(crate) fn nvidia(count: usize, more: &str) -> String {
         format!("device {number} 0 0 {uuid} {bus:x} 9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100\n")
     });
     format!("init 0\ncount {count}\ncuda 12080\n{}{more}", gpus.collect::<String>())
+}
+
+/// H100 of 1 MiB behind a switch that reduces, in a fabric that is complete.
+pub(crate) fn nvidia_switched(count: usize, more: &str) -> String {
+    let multicast = (0..count).map(|number| format!("multicast {number}\n")).collect::<String>();
+    nvidia(count, &format!("{multicast}{more}"))
+        .replace("1048576 18 0 0 0 0 0 0 0", "1048576 18 0 0 3 0 0 0 0")
+}
+
+/// H100 of 1 MiB whose direct links join groups of so many, each to the next.
+pub(crate) fn nvidia_linked(groups: &[usize]) -> String {
+    let mut number = 0;
+    let mut gpus = String::new();
+    for size in groups {
+        for position in 0..*size {
+            let bus = 0x1b + number;
+            let (peer, links) = match position {
+                _ if *size == 1 => (0, 0),
+                0 => (bus + 1, 4),
+                _ => (bus - 1, 4),
+            };
+            let uuid = uuid(number);
+            gpus.push_str(&format!(
+                "device {number} 0 0 {uuid} {bus:x} 9 0 16896 1048576 0 {peer:x} {links} 0 0 0 0 0 NVIDIA H100\n"
+            ));
+            number += 1;
+        }
+    }
+    format!("init 0\ncount {number}\ncuda 12080\n{gpus}")
+}
+
+/// A recorded machine of MI300X of which groups of so many are linked over xGMI, and what HIP answers.
+pub(crate) fn amd_linked(folder: &Folder, groups: &[usize]) -> (String, String) {
+    let made = amd(folder, groups.iter().sum(), "");
+    let mut first = 1;
+    for size in groups {
+        for node in first..first + size {
+            for (number, other) in (first..first + size).filter(|other| *other != node).enumerate() {
+                let link = format!("machine/sys/class/kfd/kfd/topology/nodes/{node}/io_links/{number}");
+                let link = folder.path().join(link);
+                fs::create_dir_all(&link).expect("writable");
+                let properties = format!("type 11\nnode_from {node}\nnode_to {other}\nweight 15\n");
+                fs::write(link.join("properties"), properties).expect("writable");
+            }
+        }
+        first += size;
+    }
+    made
 }
 
 /// A recorded machine of so many MI300X, for the kernel's driver is asked for them, and what HIP answers.

@@ -116,7 +116,7 @@ impl Line {
             let opened = members.iter().filter(boot_id).map(|other| other.index).collect::<Vec<_>>();
             let claims = member.introduction.survey.gpus.iter().any(|gpu| gpu.multicast);
             let multicast = claims.then_some(self.trial);
-            Findings { readable: opened.clone(), opened, multicast }
+            Findings { readable: opened.clone(), opened, multicast, ..Findings::default() }
         });
         (members.clone(), findings.collect(), looks)
     }

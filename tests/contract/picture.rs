@@ -34,8 +34,8 @@ fn large(hosts: usize, gpus: usize) -> Topology {
     recorded.findings = (0..hosts * gpus)
         .map(|index| Findings {
             opened: (index / gpus * gpus..(index / gpus + 1) * gpus).collect(),
-            readable: Vec::new(),
             multicast: Some(true),
+            ..Findings::default()
         })
         .collect();
     let roster = Roster { run: "large".into(), members: recorded.members };

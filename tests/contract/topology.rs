@@ -151,6 +151,7 @@ impl Recorded {
                 opened: indexes(value("opened")),
                 readable: indexes(value("readable")),
                 multicast: value("multicast").parse().ok(),
+                ..Findings::default()
             };
         }
     }
@@ -334,7 +335,7 @@ fn gpu_runs() -> impl Strategy<Value = Recorded> {
                 let own = own.map(|(gpu, _)| format!("{machine}-{gpu}")).collect::<Vec<_>>().join(",");
                 recorded.member(&format!("m{machine}"), |key| if key == "gpus" { &own } else { "" });
                 let (opened, multicast) = (sharers, *multicast);
-                recorded.findings.push(Findings { opened, readable: Vec::new(), multicast });
+                recorded.findings.push(Findings { opened, multicast, ..Findings::default() });
             }
             recorded
         },

@@ -189,7 +189,7 @@ impl Setup {
         self
     }
 
-    /// Sets a variable on every member, over what the launcher's variables say.
+    /// Sets a variable on every member, over what the launcher's variables say; `{index}` in it is the member's.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.into(), value.into()));
         self
@@ -251,7 +251,11 @@ impl Setup {
         if let Some(network) = self.networks.get(index) {
             command.env(network::VARIABLE, network);
         }
-        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let own = |value: &OsString| match value.to_str() {
+            Some(text) => text.replace("{index}", &index.to_string()).into(),
+            None => value.clone(),
+        };
+        command.envs(self.variables.iter().map(|(name, value)| (name, own(value))));
         command
     }
 }

@@ -226,21 +226,138 @@ mesh.barrier()
 """
 
 
-def run_on_gpus(folder: Path, source: str) -> list[str]:
-    """Run a program in two processes that see two GPUs; give the calls of the stand-ins."""
+# Two processes with two GPUs each: every GPU has the place of a process.
+SEVERAL = """
+import ctypes
+import os
+import uform
+
+index = int(os.environ["UFORM_INDEX"])
+driver = ctypes.CDLL("libcuda.so.1")
+numbers = [2 * index, 2 * index + 1]
+executor = uform.Executor.for_vram(numbers, deferred_limit=4)
+mesh = uform.Mesh.bootstrap(executor, None)
+described = mesh.describe()
+assert (described.first_gpu_index, described.gpus_per_host_domain) == (2 * index, 2), described
+arena = mesh.arena(1 << 14)
+contexts = {}
+for number in numbers:
+    contexts[number] = ctypes.c_void_p()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[number]), number) == 0
+
+def on(number, call, *arguments):
+    "Calls the driver on one of the GPUs, on its default stream, and waits."
+    popped = ctypes.c_void_p()
+    assert driver.cuCtxPushCurrent_v2(contexts[number]) == 0
+    assert call(*arguments, ctypes.c_void_p(1)) == 0
+    while driver.cuStreamQuery(ctypes.c_void_p(1)) == 600:
+        pass
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0
+
+def place(array):
+    return ctypes.c_uint64(array.__cuda_array_interface__["data"][0])
+
+def fresh(*values, dtype=uform.Dtype.F32):
+    "An array on each GPU, with the values of its place."
+    made = []
+    for device, number in enumerate(numbers):
+        array = arena.array(len(values), dtype, device=device)
+        source = (ctypes.c_float * len(values))(*[value(number) for value in values])
+        if dtype == uform.Dtype.F32:
+            on(number, driver.cuMemcpyHtoDAsync_v2, place(array), source, ctypes.c_size_t(4 * len(values)))
+        made.append(array)
+    return made
+
+def read_one(array, number):
+    count = array.shape[0]
+    target = (ctypes.c_float * count)()
+    on(number, driver.cuMemcpyDtoHAsync_v2, target, place(array), ctypes.c_size_t(4 * count))
+    return list(target)
+
+def read(arrays):
+    return [read_one(array, number) for array, number in zip(arrays, numbers)]
+
+def refused(call, kind, *words):
+    try:
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), (words, str(error))
+    else:
+        raise AssertionError(words)
+
+own, one = (lambda place: place + 0.5), (lambda place: 1.0)
+arrays = fresh(own, one)
+assert mesh.all_reduce(arrays) is None
+assert read(arrays) == [[8.0, 4.0]] * 2
+# A tuple is as good as a list.
+arrays, outs = fresh(own, one), tuple(fresh(*[one] * 8))
+mesh.all_gather(tuple(arrays), outs)
+assert read(outs) == [[0.5, 1.0, 1.5, 1.0, 2.5, 1.0, 3.5, 1.0]] * 2
+mesh.deferred().all_reduce(arrays, uform.ReduceOp.MAX, out=fresh(one, one)).wait(30)
+parts = fresh(one)
+mesh.reduce_scatter(fresh(own, own, own, own), parts)
+assert read(parts) == [[8.0]] * 2
+for root in range(4):
+    arrays = fresh(own)
+    mesh.broadcast(arrays, root)
+    assert read(arrays) == [[root + 0.5]] * 2
+    # Only the root's arrays are looked at.
+    taken = [fresh(one, one, one, one)[place] if number == root else None for place, number in enumerate(numbers)]
+    mesh.gather(fresh(own), taken if root in numbers else None, root)
+    for position, array in enumerate(taken):
+        if array is not None:
+            assert read_one(array, numbers[position]) == [0.5, 1.5, 2.5, 3.5]
+    given = [fresh(own, own, own, own)[place] if number == root else None for place, number in enumerate(numbers)]
+    mesh.scatter(given, arrays, root)
+    assert read(arrays) == [[root + 0.5]] * 2
+turned = fresh(one, one, one, one)
+mesh.all_to_all(fresh(own, own, own, own), turned)
+assert read(turned) == [[0.5, 1.5, 2.5, 3.5]] * 2
+
+own_index = f"index {index}"
+refused(lambda: mesh.all_reduce(arrays[0]), uform.InvalidError, own_index, "drives 2 GPUs", f"GPU {numbers[1]} (")
+refused(lambda: mesh.all_reduce(arrays[:1]), uform.InvalidError, own_index, "arrays for 1 GPUs", "one array for each")
+refused(lambda: mesh.all_reduce(arrays[::-1]), uform.InvalidError, own_index, "array 0", f"GPU {numbers[0]} (")
+refused(lambda: mesh.all_reduce([arrays[0]] * 2), uform.InvalidError, own_index, "array 1", "on that GPU already")
+mixed = [arrays[0], fresh(one, dtype=uform.Dtype.I32)[1]]
+refused(lambda: mesh.all_reduce(mixed), uform.InvalidError, own_index, "array 1", "I32", "F32")
+mixed = [arrays[0], fresh(one, one)[1]]
+refused(lambda: mesh.all_reduce(mixed), uform.InvalidError, own_index, "2 elements", f"GPU {numbers[1]} (")
+host = memoryview(bytearray(4)).cast("f")
+refused(lambda: mesh.all_reduce([arrays[0], host]), uform.InvalidError, own_index, "host memory")
+refused(lambda: mesh.send(arrays, 1 - index), uform.UnsupportedError, own_index, "a process for each GPU")
+# In host memory a list is many arrays of one call, as ever.
+many = [memoryview(bytearray(8)).cast("f") for _ in range(3)]
+for view in many:
+    view[0] = 1.0
+mesh.all_reduce(many)
+assert [view[0] for view in many] == [2.0] * 3
+mesh.barrier()
+del array, arrays, outs, parts, taken, given, turned, mixed
+for number in numbers:
+    assert driver.cuDevicePrimaryCtxRelease_v2(number) == 0
+mesh.close()
+del arena
+executor.__exit__(None, None, None)
+print("done")
+"""
+
+
+def run_on_gpus(folder: Path, source: str, count: int = 2) -> list[str]:
+    """Run a program in two processes that see GPUs; give the calls of the stand-ins."""
     sources = map(str, sorted((ROOT / "tests" / "c" / "stand_in").glob("*.c")))
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
     subprocess.run([*command, "-o", str(folder / "stand_in.so"), *sources, "-lm"], check=True)
     for name in ("libnvidia-ml.so.1", "libcuda.so.1", "libnccl.so.2", "libnvrtc.so.12"):
         (folder / name).symlink_to("stand_in.so")
     answers, rest = (
-        ["init 0", "count 2", "cuda 12080", "delay 3000"],
+        ["init 0", f"count {count}", "cuda 12080", f"delay {6000 // count}"],
         "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100",
     )
-    answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(2)]
+    answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(count)]
     (folder / "answers").write_text("\n".join(answers) + "\n")
     job, program, meeting = f"test-{uuid.uuid4().hex}", folder / "program.py", folder / "meeting"
-    program.write_text(PREAMBLE + source + END)
+    program.write_text(source if source is SEVERAL else PREAMBLE + source + END)
     meeting.mkdir(mode=0o700)
     variables = {
         "LD_LIBRARY_PATH": os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
@@ -267,6 +384,11 @@ def test_verbs_take_arrays_of_an_arena_on_gpus(tmp_path: Path) -> None:
 def test_verbs_take_arrays_of_other_libraries_behind_their_work(tmp_path: Path) -> None:
     called = run_on_gpus(tmp_path, FOREIGN)
     assert called.count("ncclCommAbort") == 0, called
+
+
+def test_a_process_gives_one_array_for_each_of_its_gpus(tmp_path: Path) -> None:
+    called = run_on_gpus(tmp_path, SEVERAL, 4)
+    assert (called.count("ncclCommDestroy"), called.count("ncclCommAbort")) == (4, 0), called
 
 
 def test_a_trainer_lies_on_the_gpus(tmp_path: Path) -> None:

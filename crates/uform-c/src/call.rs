@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use uform::error::{Error, Result};
 use uform::sys::Deadline;
 
-use crate::argument::Out;
+use crate::argument::{self, Out};
 use crate::handle::Deferred;
 use crate::site;
 use crate::structure::{CallOptions, Interrupt, Progress};
@@ -20,6 +20,15 @@ pub(crate) struct Calling {
     progress_user: *mut c_void,
     deferred: Option<Out<*mut Deferred>>,
     reproducible: bool,
+    further: Further,
+}
+
+/// Arrays on this process's further GPUs as C gave them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Further {
+    pub(crate) arrays: Vec<*const c_void>,
+    pub(crate) outs: Vec<*mut c_void>,
+    pub(crate) count: usize,
 }
 
 /// A report of how far a call has come, as the core calls it.
@@ -47,6 +56,17 @@ impl Calling {
         if options.reproducible > 1 {
             return Err(Error::invalid("reproducible", options.reproducible, "options", "must be 0 or 1"));
         }
+        let list = |is_null: bool| if is_null { 0 } else { options.further_count };
+        let (arrays, outs) = (options.further_arrays, options.further_outs);
+        // SAFETY: null, or the caller vouches for so many entries.
+        let further = unsafe {
+            Further {
+                arrays: argument::numbers("further_arrays", arrays, list(arrays.is_null()))?
+                    .unwrap_or_default(),
+                outs: argument::numbers("further_outs", outs, list(outs.is_null()))?.unwrap_or_default(),
+                count: options.further_count,
+            }
+        };
         let deadline = uform::Mesh::verb_deadline(options.timeout_seconds)?;
         if deferred.is_some() && options.interrupt.is_some() {
             let reason = "ends a wait, and a deferred call waits for nobody; give it to uform_deferred_wait";
@@ -60,7 +80,21 @@ impl Calling {
             progress_user: options.progress_user,
             deferred,
             reproducible: options.reproducible == 1,
+            further,
         })
+    }
+
+    /// The arrays on this process's further GPUs.
+    pub(crate) fn further(&self) -> &Further {
+        &self.further
+    }
+
+    /// The same; refuses arrays on further GPUs.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub(crate) fn of_one(self, call: &str) -> Result<Self> {
+        if self.further.count > 0 { Err(absent("further_arrays", call)) } else { Ok(self) }
     }
 
     /// The same; refuses to defer it and to report its progress.

@@ -11,7 +11,7 @@ use uform::{GpuArrays, GpuSpan, Progress};
 
 use crate::arena;
 use crate::argument::{self, Out};
-use crate::call::{Calling, Report};
+use crate::call::{Calling, Further, Report};
 use crate::deferred;
 use crate::handle::{self, Arena, Mesh, Payloads};
 use crate::mesh::Held;
@@ -45,6 +45,13 @@ struct Count {
     at_root: bool,
 }
 
+/// Which place of how many an array has: that of its member, or of its GPU.
+#[derive(Clone, Copy)]
+struct Place {
+    index: usize,
+    count: usize,
+}
+
 fn part(part: usize) -> Count {
     Count { part, of_all: false, at_root: false }
 }
@@ -58,11 +65,11 @@ fn at_root(count: Count) -> Count {
 }
 
 impl Count {
-    fn bytes(self, mesh: &uform::Mesh, counts: Option<&[usize]>, dtype: Dtype) -> Result<usize> {
+    fn bytes(self, place: Place, counts: Option<&[usize]>, dtype: Dtype) -> Result<usize> {
         let count = match (counts, self.of_all) {
             (None, false) => self.part,
-            (None, true) => self.part.saturating_mul(mesh.count()),
-            (Some(counts), false) => counts.get(mesh.index()).copied().unwrap_or(0),
+            (None, true) => self.part.saturating_mul(place.count),
+            (Some(counts), false) => counts.get(place.index).copied().unwrap_or(0),
             (Some(counts), true) => counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count)),
         };
         argument::byte_count(count, dtype)
@@ -413,6 +420,8 @@ struct Arrays {
     output: SpanMut<'static>,
     /// The same arrays, where they are in a GPU's memory.
     gpu: Option<GpuArrays<'static>>,
+    /// Those on this member's further GPUs.
+    further: Vec<GpuArrays<'static>>,
     reproducible: bool,
     report: Option<Report>,
 }
@@ -424,6 +433,7 @@ impl Arrays {
         let mut call = Call::new(self.verb, self.dtype, self.op, self.root, self.input, output);
         call.tag = self.tag;
         call.gpu = self.gpu;
+        call.further_gpus.clone_from(&self.further);
         call.counts = self.counts.as_deref();
         call.receive_counts = self.receive_counts.as_deref();
         call.reproducible = self.reproducible;
@@ -445,7 +455,9 @@ unsafe fn run(mesh: *const Mesh, options: *const CallOptions, request: Request) 
     let mesh = handle::get::<Held>(mesh)?;
     let prepare = || {
         // SAFETY: the caller of this function keeps the same promise.
-        let (mut arrays, calling) = unsafe { (arrays_of(&mesh.inner, &request)?, Calling::read(options)?) };
+        let calling = unsafe { Calling::read(options) }?;
+        // SAFETY: as above.
+        let mut arrays = unsafe { arrays_of(&mesh.inner, &request, calling.further()) }?;
         arrays.reproducible = calling.reproducible();
         arrays.report = calling.report();
         Ok((arrays, calling))
@@ -528,7 +540,7 @@ unsafe fn run_many(
         };
         let outputs = arrays.iter().zip(&counts).map(output).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller of this function keeps the same promise.
-        let calling = unsafe { Calling::read(options) }?;
+        let calling = unsafe { Calling::read(options) }?.of_one("a list of arrays")?;
         let (reproducible, report) = (calling.reproducible(), calling.report());
         Ok((List { verb, dtype, op, root, outputs, reproducible, report }, calling))
     };
@@ -572,47 +584,58 @@ unsafe fn on_gpu(
     (Some(on), input.filter(|input| !input.is_empty()), output)
 }
 
+/// One pair of arrays as C gave it: where it is read and where it is written.
+type Pointers = (Option<*const c_void>, *mut c_void);
+
 /// What C gave, checked.
 ///
 /// # Safety
 /// As [`run`].
-unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
+unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request, further: &Further) -> Result<Arrays> {
     let (verb, root) = (request.verb, request.root);
     let dtype = argument::number("dtype", request.dtype, Dtype::from_number)?;
     let op = argument::number("op", request.op, ReduceOp::from_number)?;
-    let size = dtype.size_bytes();
+    let pointers = (request.array.map(|(array, _)| array), request.out.0);
+    let is_on_gpu = |address: usize| address != 0 && mesh.gpu_at(address as u64).is_some();
+    let addresses = [pointers.0.map_or(0, |array| array.addr()), pointers.1.addr()];
+    let is_paired = matches!(verb, Verb::Send | Verb::Receive);
+    let first = match further.count > 0 || addresses.into_iter().any(is_on_gpu) {
+        true if !is_paired => mesh.gpu_places(),
+        _ => (mesh.index(), mesh.count()),
+    };
+    let first = Place { index: first.0, count: first.1 };
     let counted = |name: &str, counts: *const usize| match counts.is_null() {
         true => Ok(None),
-        // SAFETY: the caller of this function vouches for one for each member.
-        false => unsafe { argument::numbers(name, counts, mesh.count()) },
+        // SAFETY: the caller of this function vouches for one for each place.
+        false => unsafe { argument::numbers(name, counts, first.count) },
     };
     let counts = counted("counts", request.counts)?;
     let receive_counts = counted("receive_counts", request.receive_counts)?;
-    let has = |count: Count| !count.at_root || root == mesh.index();
-    let (out, out_count) = request.out;
-    let name = if request.array.is_some() { "out" } else { "array" };
-    let out_counts = receive_counts.as_deref().or(counts.as_deref());
-    let output = if has(out_count) {
-        // SAFETY: the caller of this function vouches for as many elements.
-        unsafe { argument::span_mut(name, out, out_count.bytes(mesh, out_counts, dtype)?, size) }?
-    } else {
-        SpanMut::empty()
-    };
-    let input = match request.array.filter(|(_, count)| has(*count)) {
-        None => None,
-        Some((array, count)) => {
-            let bytes = count.bytes(mesh, counts.as_deref(), dtype)?;
-            // SAFETY: as above.
-            Some(unsafe { argument::span("array", array, bytes, size) }?)
+    let both = (counts.as_deref(), receive_counts.as_deref());
+    // SAFETY: the caller of this function vouches for as many elements.
+    let (gpu, input, output) = unsafe { pair_of(mesh, request, pointers, first, dtype, both) }?;
+    let mut others = Vec::with_capacity(further.count);
+    for position in 0..further.count {
+        let array = further.arrays.get(position).copied().unwrap_or(std::ptr::null());
+        let out = further.outs.get(position).copied().unwrap_or(std::ptr::null_mut());
+        // A verb that works on one array finds it in the place of the first.
+        let pointers = match request.array {
+            Some(_) => (Some(array), out),
+            None => (None, array.cast_mut()),
+        };
+        let place = Place { index: first.index + position + 1, ..first };
+        // SAFETY: as above.
+        let (gpu, input, output) = unsafe { pair_of(mesh, request, pointers, place, dtype, both) }?;
+        if input.is_some_and(|input| !input.is_empty()) || !output.is_empty() {
+            let reason = format!(
+                "must be in the memory of a GPU of index {}'s executor, as those of further GPUs are",
+                mesh.index()
+            );
+            return Err(uform::Error::invalid("further_arrays", "host memory", "options", reason));
         }
-    };
-    let given = |address: usize, is_given: bool| if is_given { address } else { 0 };
-    let places = [
-        request.array.map_or(0, |(array, count)| given(array.addr(), has(count))),
-        given(out.addr(), has(out_count)),
-    ];
-    // SAFETY: the caller of this function vouches for the bytes, wherever they are.
-    let (gpu, input, output) = unsafe { on_gpu(mesh, places, input, output) };
+        others.push(gpu.unwrap_or_default());
+    }
+    let gpu = if further.count > 0 { Some(gpu.unwrap_or_default()) } else { gpu };
     Ok(Arrays {
         verb,
         dtype,
@@ -624,7 +647,45 @@ unsafe fn arrays_of(mesh: &uform::Mesh, request: &Request) -> Result<Arrays> {
         input,
         output,
         gpu,
+        further: others,
         reproducible: false,
         report: None,
     })
+}
+
+/// The arrays at one place, wherever they are.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn pair_of(
+    mesh: &uform::Mesh,
+    request: &Request,
+    (array, out): Pointers,
+    place: Place,
+    dtype: Dtype,
+    (counts, receive_counts): (Option<&[usize]>, Option<&[usize]>),
+) -> Result<(Option<GpuArrays<'static>>, Option<Span<'static>>, SpanMut<'static>)> {
+    let size = dtype.size_bytes();
+    let has = |count: Count| !count.at_root || request.root == place.index;
+    let out_count = request.out.1;
+    let name = if request.array.is_some() { "out" } else { "array" };
+    let output = if has(out_count) {
+        let bytes = out_count.bytes(place, receive_counts.or(counts), dtype)?;
+        // SAFETY: the caller of this function vouches for as many elements.
+        unsafe { argument::span_mut(name, out, bytes, size) }?
+    } else {
+        SpanMut::empty()
+    };
+    let array = request.array.map(|(_, count)| count).zip(array).filter(|(count, _)| has(*count));
+    let input = match array {
+        None => None,
+        Some((count, array)) => {
+            let bytes = count.bytes(place, counts, dtype)?;
+            // SAFETY: as above.
+            Some(unsafe { argument::span("array", array, bytes, size) }?)
+        }
+    };
+    let places = [array.map_or(0, |(_, array)| array.addr()), if has(out_count) { out.addr() } else { 0 }];
+    // SAFETY: the caller of this function vouches for the bytes, wherever they are.
+    Ok(unsafe { on_gpu(mesh, places, input, output) })
 }

@@ -89,6 +89,12 @@ versioned! {
         deferred: *mut *mut Deferred = ptr::null_mut();
         /// 1 for bits that do not depend on how members are spread over hosts.
         reproducible: u64 = 0;
+        /// The call's first array on each further GPU of this process, in the order of its executor; null for none.
+        further_arrays: *const *const c_void = ptr::null();
+        /// The call's `out` on each of them, for verbs with one; null for none.
+        further_outs: *const *mut c_void = ptr::null();
+        /// How many further GPUs.
+        further_count: usize = 0;
     }
 
     /// The place of one process in its run.

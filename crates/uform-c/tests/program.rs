@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::process::Command;
 
-use super::harness::{Folder, Language, built, clean, compile, has, read, repository, run_all};
+use super::harness::{Folder, Language, built, clean, compile, has, read, repository, run_all, succeed};
 
 /// The flags under which a leak or a wrong access fails.
 fn valgrind() -> Vec<OsString> {
@@ -60,6 +61,60 @@ fn no_verb_leaks_in_two_processes() {
     if has("valgrind", "valgrind") {
         run_interface(Language::C99, 2, true);
     }
+}
+
+/// The stand-in of vendors' libraries (`tests/c/stand_in`), under the names that programs load; in a folder that says of four GPUs.
+fn stand_in(folder: &Folder) {
+    let sources = fs::read_dir(repository().join("tests/c/stand_in")).expect("it is of the repository");
+    let sources = sources.flatten().map(|entry| entry.path());
+    let library = folder.path().join("stand_in.so");
+    let mut command = Command::new("cc");
+    command.args([
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-Wl,-Bsymbolic",
+        "-o",
+    ]);
+    command
+        .arg(&library)
+        .args(sources.filter(|file| file.extension().is_some_and(|kind| kind == "c")))
+        .arg("-lm");
+    succeed(&mut command);
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2"] {
+        std::os::unix::fs::symlink(&library, folder.path().join(name)).expect("a new name");
+    }
+    let mut answers = "init 0\ncount 4\ncuda 12080\n".to_owned();
+    for number in 0..4 {
+        let gpu = "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100";
+        answers.push_str(&format!(
+            "device {number} 0 0 GPU-0000000{number}-1111-2222-3333-444444444444 1{number} {gpu}\n"
+        ));
+    }
+    fs::write(folder.path().join("answers"), answers).expect("written");
+}
+
+#[test]
+fn verbs_on_two_gpus_of_each_process() {
+    let folder = Folder::new();
+    stand_in(&folder);
+    let program = built(&folder, Language::C99, "tests/c/gpus.c");
+    let commands = (0..2).map(|index| {
+        let mut command = clean(&program);
+        command.args([index.to_string(), folder.join("meeting")]);
+        command.env("LD_LIBRARY_PATH", folder.path()).env("STAND_IN_ANSWERS", folder.join("answers"));
+        command.env("STAND_IN_CALLS", folder.join("calls"));
+        command
+    });
+    for (index, said) in run_all(&folder, commands.collect()).iter().enumerate() {
+        assert!(said.contains(&format!("index {index}: 0 failures")), "{said}");
+    }
+    let calls = fs::read_to_string(folder.path().join("calls")).expect("it was called");
+    assert!(!calls.lines().any(|line| line.starts_with("left ")), "{calls}");
+    assert_eq!(calls.lines().filter(|line| *line == "ncclCommDestroy").count(), 4);
 }
 
 #[test]

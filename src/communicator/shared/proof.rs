@@ -1,7 +1,7 @@
 //! Proof that members share this host's memory: one connection to each, the run's key proved on it, trial memory opened.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -163,6 +163,32 @@ impl Proof {
         Ok(Self(Arc::new(Proved { index, own, core_count, mates, _trial: trial })))
     }
 
+    /// Sends a member of this host a file under a name; false if it cannot be reached.
+    #[must_use]
+    pub fn give_file(&self, index: usize, name: &str, file: &OwnedFd) -> bool {
+        let mate = self.0.mates.get(&index);
+        mate.is_some_and(|mate| mate.conversation.send(name.as_bytes(), Some(file.as_fd())))
+    }
+
+    /// Waits for the file of a name from a member of this host.
+    ///
+    /// # Errors
+    /// `Lost`, `TimedOut` naming it, `Interrupted`; `Unsupported` for a member whose memory this one cannot open.
+    pub fn take_file(&self, index: usize, name: &str, deadline: &Deadline<'_>) -> Result<OwnedFd> {
+        let Some(mate) = self.0.mates.get(&index) else {
+            let why = "this member cannot open its memory, as they run in containers or as users apart";
+            return Err(Error::unsupported(format!("a file of index {index}"), why));
+        };
+        loop {
+            if let Some((_, Some(file))) = mate.letter(name.as_bytes(), name)? {
+                return Ok(file);
+            }
+            let word = || vec![Missing { index, last_word: "alive, has sent no file".to_owned() }];
+            deadline.check(name, word)?;
+            socket::wait_readable(&[mate.conversation.descriptor()], deadline.pause());
+        }
+    }
+
     /// What was found, for the exchange after the roster.
     #[must_use]
     pub fn findings(&self) -> Findings {
@@ -173,7 +199,7 @@ impl Proof {
             mates.filter(|mate| mate.is_readable).map(|mate| mate.index).chain(own).collect::<Vec<_>>();
         opened.sort_unstable();
         readable.sort_unstable();
-        Findings { opened, readable, multicast: None }
+        Findings { opened, readable, ..Findings::default() }
     }
 }
 

@@ -3,11 +3,12 @@
 //! Functions are looked up here and not by cudarc, which ends the process by a panic where a library or a function is missing,
 //! and prefers another name of the library than the driver's own.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
+use super::multicast::{MemoryProperties, MulticastTable, ObjectProperties};
 use super::{Currency, Handle, Identity, Names, Table, Text, code};
 use crate::error::{Error, Result};
 
@@ -20,9 +21,33 @@ const OLDEST: c_int = 11_040;
 /// What the table needs is what cudarc declares: this does not compile where they differ in a number or an order of arguments.
 const _: () = {
     use sys::{
-        CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUmemorytype, CUmodule,
-        CUpointer_attribute, CUresult, CUstream, CUuuid,
+        CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUmemAllocationHandleType,
+        CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocationType,
+        CUmemorytype, CUmodule, CUmulticastGranularity_flags, CUmulticastObjectProp, CUpointer_attribute,
+        CUresult, CUstream, CUuuid,
     };
+    type Shared = CUmemGenericAllocationHandle;
+    let _: unsafe fn(*mut usize, *const CUmulticastObjectProp, CUmulticastGranularity_flags) -> CUresult =
+        sys::cuMulticastGetGranularity;
+    let _: unsafe fn(*mut Shared, *const CUmulticastObjectProp) -> CUresult = sys::cuMulticastCreate;
+    let _: unsafe fn(Shared, CUdevice) -> CUresult = sys::cuMulticastAddDevice;
+    let _: unsafe fn(Shared, usize, Shared, usize, usize, c_ulonglong) -> CUresult = sys::cuMulticastBindMem;
+    let _: unsafe fn(Shared, CUdevice, usize, usize) -> CUresult = sys::cuMulticastUnbind;
+    let _: unsafe fn(*mut Shared, usize, *const CUmemAllocationProp, c_ulonglong) -> CUresult =
+        sys::cuMemCreate;
+    let _: unsafe fn(Shared) -> CUresult = sys::cuMemRelease;
+    let _: unsafe fn(*mut c_void, Shared, CUmemAllocationHandleType, c_ulonglong) -> CUresult =
+        sys::cuMemExportToShareableHandle;
+    let _: unsafe fn(*mut Shared, *mut c_void, CUmemAllocationHandleType) -> CUresult =
+        sys::cuMemImportFromShareableHandle;
+    assert!(size_of::<CUmulticastObjectProp>() == size_of::<ObjectProperties>());
+    assert!(size_of::<CUmemAllocationProp>() == size_of::<MemoryProperties>() && size_of::<Shared>() == 8);
+    assert!(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0 == 1);
+    assert!(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0 == 8);
+    assert!(CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as c_int == 1);
+    assert!(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int == 1);
+    assert!(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM as c_int == 0);
+    assert!(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED as c_int == code::MULTICAST);
     let _: unsafe fn(c_uint) -> CUresult = sys::cuInit;
     let _: unsafe fn(*mut c_int) -> CUresult = sys::cuDriverGetVersion;
     let _: unsafe fn(*mut c_int) -> CUresult = sys::cuDeviceGetCount;
@@ -137,6 +162,7 @@ pub(super) fn load() -> Result<Table> {
         fill: function!("cuMemsetD8Async"),
         pointer: Some(function!("cuPointerGetAttribute")),
         attribute: Some(function!("cuDeviceGetAttribute")),
+        multicast: multicast(library),
         module_load: function!("cuModuleLoadData"),
         module_unload: function!("cuModuleUnload"),
         module_function: function!("cuModuleGetFunction"),
@@ -149,6 +175,27 @@ pub(super) fn load() -> Result<Table> {
             pop: function!("cuCtxPopCurrent_v2"),
         },
         text: Text::Written(function!("cuGetErrorString")),
+    })
+}
+
+/// The functions of multicast objects; `None` for a driver that lacks one of them.
+fn multicast(library: &'static Library) -> Option<MulticastTable> {
+    macro_rules! function {
+        ($name:literal) => {
+            // SAFETY: as for the table.
+            *unsafe { library.get(concat!($name, "\0").as_bytes()) }.ok()?
+        };
+    }
+    Some(MulticastTable {
+        granularity: function!("cuMulticastGetGranularity"),
+        create: function!("cuMulticastCreate"),
+        add: function!("cuMulticastAddDevice"),
+        bind: function!("cuMulticastBindMem"),
+        unbind: function!("cuMulticastUnbind"),
+        take: function!("cuMemCreate"),
+        release: function!("cuMemRelease"),
+        export: function!("cuMemExportToShareableHandle"),
+        import: function!("cuMemImportFromShareableHandle"),
     })
 }
 

@@ -42,6 +42,7 @@ pub(super) fn load() -> Result<Table> {
         fill: hip.memset_d8_async,
         // What it answers was numbered anew between two of its versions.
         pointer: None,
+        multicast: None,
         attribute: None,
         module_load: hip.module_load_data,
         module_unload: hip.module_unload,

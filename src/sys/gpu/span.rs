@@ -21,6 +21,12 @@ impl GpuSpan<'_> {
     pub const EMPTY: Self =
         Self { vendor: GpuVendor::Nvidia, number: 0, address: 0, byte_count: 0, lifetime: PhantomData };
 
+    /// So many bytes that are nowhere: what a call is compared by before anybody knows where its arrays are.
+    #[must_use]
+    pub const fn of_length(byte_count: usize) -> Self {
+        Self { byte_count, ..Self::EMPTY }
+    }
+
     /// Bytes at an address of the GPU that the vendor's runtime shows under a number in this process.
     ///
     /// # Safety

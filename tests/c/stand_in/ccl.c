@@ -27,9 +27,9 @@
 enum { RANKS = 64, ITEMS = 256, COMM = 0xc033, DEAD = 0x0dead1, COMMS = 256 };
 enum { SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE, OPS };
-enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, GOODBYE };
+enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, GOODBYE, SPLIT };
 static char const *const words[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
-    "ncclSend", "ncclRecv", "ncclCommFinalize"};
+    "ncclSend", "ncclRecv", "ncclCommFinalize", "ncclCommSplit"};
 static size_t const widths[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
 typedef struct { char bytes[128]; } id_t_;
@@ -38,9 +38,12 @@ typedef struct { size_t size; unsigned magic, version; int blocking; } config_t;
 /* What a rank tells of itself, and what it asks. */
 typedef struct { int rank, count, version; char device[128]; } hello_t;
 typedef struct {
-    int kind, dtype, op, root; /* The peer's rank in send and receive. */
+    int kind, dtype, op, root; /* The peer's rank in send and receive; in a split `dtype` is the color and `op` the key. */
     size_t count, in_bytes, out_bytes;
 } header_t;
+
+/* Where a rank goes that splits. */
+typedef struct { char socket[64]; int rank, count; } seat_t;
 typedef struct { header_t header; uint64_t input, output; } item_t;
 
 typedef struct known {
@@ -53,9 +56,11 @@ typedef struct known {
 typedef struct comm {
     known_t *known;
     int magic, rank, count, fd, is_blocking, is_final, is_aborted, state, polls, active;
+    int color, key;
     char socket[64];
     device_t *device;
     pthread_mutex_t wire;
+    struct comm *parent; /* Of one that is made by a split. */
 } comm_t;
 
 typedef struct { comm_t *comm; stream_t *stream; unsigned count; item_t items[ITEMS]; } batch_t;
@@ -68,6 +73,11 @@ static char last[256];
 static _Thread_local int depth;
 static _Thread_local batch_t *open_batches[RANKS];
 static _Thread_local unsigned open_count;
+/* What starts and what is aborted at the end of the group that is open on this thread. */
+static _Thread_local comm_t *starting[RANKS], *ending[RANKS];
+static _Thread_local unsigned start_count, end_count;
+/* What a call of the open group has failed with: then nothing of it is done. */
+static _Thread_local int group_code;
 
 static int all(int fd, void *bytes, size_t length, int is_write) {
     for (char *at = bytes; length;) {
@@ -80,8 +90,14 @@ static int all(int fd, void *bytes, size_t length, int is_write) {
 }
 
 static int name_of(char const *name, struct sockaddr_un *address) {
+    char const *folder = getenv("STAND_IN_SOCKETS");
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
+    if (folder) {
+        int length = snprintf(address->sun_path, sizeof address->sun_path, "%s/%s", folder, name);
+        if (length >= (int)sizeof address->sun_path) violation("STAND_IN_SOCKETS: a path that is too long");
+        return (int)sizeof *address;
+    }
     snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "%s", name);
     return (int)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
 }
@@ -165,9 +181,28 @@ static wish_t *first(client_t *client, int kind, int peer) {
     return NULL;
 }
 
+static int draw(char *name);
+
+/* Draws an id for each color, and tells each rank its own and its rank there. */
+static void split(wish_t **asked, int ranks) {
+    for (int r = 0; r < ranks; ++r) {
+        seat_t *own = (seat_t *)(void *)asked[r]->output;
+        header_t h = asked[r]->header;
+        memset(own, 0, sizeof *own);
+        for (int o = 0; o < ranks; ++o) {
+            header_t other = asked[o]->header;
+            if (other.dtype != h.dtype) continue;
+            own->count += 1;
+            own->rank += other.op < h.op || (other.op == h.op && o < r);
+            if (o < r) memcpy(own->socket, ((seat_t *)(void *)asked[o]->output)->socket, sizeof own->socket);
+        }
+        if (!*own->socket && draw(own->socket)) violation("ncclCommSplit: the host has no socket for it");
+    }
+}
+
 /* Does what all have asked for; 1 if something was done. */
 static int advance(client_t *clients, int ranks) {
-    wish_t *asked[RANKS];
+    wish_t *asked[RANKS] = {NULL};
     unsigned char *parts[RANKS];
     int ready = 1, done = 0;
     for (int r = 0; r < ranks; ++r) ready &= (asked[r] = first(&clients[r], -1, 0)) != NULL;
@@ -175,13 +210,15 @@ static int advance(client_t *clients, int ranks) {
         header_t h = asked[0]->header;
         for (int r = 0; r < ranks; ++r) {
             header_t o = asked[r]->header;
+            if (o.kind == SPLIT && h.kind == SPLIT) continue;
             if (o.kind != h.kind || o.dtype != h.dtype || o.op != h.op || o.root != h.root || o.count != h.count)
                 violation("rank 0 calls %s (type %d, op %d, root %d, %zu elements), rank %d %s (type %d, op %d, root %d, "
                           "%zu elements)", words[h.kind], h.dtype, h.op, h.root, h.count, r, words[o.kind], o.dtype, o.op,
                     o.root, o.count);
             parts[r] = asked[r]->input;
         }
-        size_t width = widths[h.dtype], bytes = h.count * width;
+        if (h.kind == SPLIT) split(asked, ranks);
+        size_t width = h.kind == SPLIT ? 0 : widths[h.dtype], bytes = h.count * width;
         for (int r = 0; r < ranks; ++r) {
             unsigned char *out = asked[r]->output, *shifted[RANKS];
             switch (h.kind) {
@@ -276,20 +313,30 @@ static void *host(void *given) {
     return NULL;
 }
 
-int ncclGetUniqueId(id_t_ *id) {
-    int code = enter("ncclGetUniqueId");
-    if (code) return code;
+static int failed(int code) {
+    if (depth) group_code = code;
+    return code;
+}
+
+/* Listens under a new name for those that hold it. */
+static int draw(char *name) {
     uint64_t secret[2];
     struct sockaddr_un address;
     pthread_t thread;
     if (getrandom(secret, sizeof secret, 0) != sizeof secret) return SYSTEM_ERROR;
-    memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "stand-in-%016llx%016llx", (unsigned long long)secret[0], (unsigned long long)secret[1]);
-    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), length = name_of(id->bytes, &address);
+    snprintf(name, 64, "stand-in-%016llx%016llx", (unsigned long long)secret[0], (unsigned long long)secret[1]);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), length = name_of(name, &address);
     if (bind(listener, (struct sockaddr *)&address, (socklen_t)length) || listen(listener, RANKS)) return SYSTEM_ERROR;
     if (pthread_create(&thread, NULL, host, (void *)(intptr_t)listener)) return SYSTEM_ERROR;
     pthread_detach(thread);
     return SUCCESS;
+}
+
+int ncclGetUniqueId(id_t_ *id) {
+    int code = enter("ncclGetUniqueId");
+    if (code) return code;
+    memset(id, 0, sizeof *id);
+    return draw(id->bytes);
 }
 
 /* --- Communicators --------------------------------------------------------------------------------------------- */
@@ -322,14 +369,37 @@ static comm_t *comm_of(comm_t *comm, char const *what) {
     return comm;
 }
 
+/* Asks the parent's ranks for a place among those of its color. */
+static int ask(comm_t *comm) {
+    comm_t *parent = comm->parent;
+    unsigned count = 1;
+    header_t header = {SPLIT, comm->color, comm->key, 0, 0, 0, sizeof(seat_t)};
+    seat_t seat;
+    char done;
+    pthread_mutex_lock(&parent->wire);
+    int is_well = all(parent->fd, &count, sizeof count, 1) && all(parent->fd, &header, sizeof header, 1) &&
+        all(parent->fd, &seat, sizeof seat, 0) && all(parent->fd, &done, 1, 0);
+    pthread_mutex_unlock(&parent->wire);
+    if (is_well) {
+        memcpy(comm->socket, seat.socket, sizeof comm->socket);
+        comm->rank = seat.rank, comm->count = seat.count;
+    }
+    return is_well ? SUCCESS : SYSTEM_ERROR;
+}
+
 static void *join(void *given) {
     comm_t *comm = given;
     struct sockaddr_un address;
-    int length = name_of(comm->socket, &address), code = enter("init");
+    int code = enter(comm->parent ? "split" : "init");
+    if (!code && comm->parent) code = ask(comm);
+    int length = name_of(comm->socket, &address);
     hello_t hello = {comm->rank, comm->count, NCCL_VERSION, ""};
     char said[64] = "";
     snprintf(hello.device, sizeof hello.device, "%s%s", comm->device->uuid, comm->device->pci);
     if (!code && connect(comm->fd, (struct sockaddr *)&address, (socklen_t)length)) code = SYSTEM_ERROR;
+    pthread_mutex_lock(&lock);
+    if (comm->is_aborted) code = SYSTEM_ERROR;
+    pthread_mutex_unlock(&lock);
     if (!code && !all(comm->fd, &hello, sizeof hello, 1)) code = SYSTEM_ERROR;
     /* Those that wait for a rank that does not come wait until they are aborted. */
     if (!code && !all(comm->fd, said, sizeof said, 0)) code = SYSTEM_ERROR;
@@ -337,35 +407,54 @@ static void *join(void *given) {
     pthread_mutex_lock(&lock);
     if (*said) snprintf(last, sizeof last, "%s", said);
     comm->state = code, comm->active -= 1;
+    if (comm->parent) comm->parent->active -= 1;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return NULL;
 }
 
-int ncclCommInitRankConfig(comm_t **result, int count, id_t_ id, int rank, config_t *config) {
-    int code = enter("ncclCommInitRankConfig");
+static int begin(comm_t *comm) {
     pthread_t thread;
-    if (code) return code;
-    if (!config || config->magic != 0xcafebeef || config->size < sizeof *config) violation("init: a config that is none");
-    if (config->version < 21403 || config->version > NCCL_VERSION)
-        violation("init: a config of version %u for a library of %d", config->version, NCCL_VERSION);
-    if (rank < 0 || rank >= count || count > RANKS || strncmp(id.bytes, "stand-in-", 9)) return INVALID_ARGUMENT;
-    comm_t *comm = calloc(1, sizeof *comm);
-    if (!comm) violation("the host has no memory for a communicator");
-    comm->magic = COMM, comm->rank = rank, comm->count = count, comm->device = DEVICE();
-    comm->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    comm->is_blocking = config->blocking != 0, comm->state = IN_PROGRESS, comm->active = 1;
-    snprintf(comm->socket, sizeof comm->socket, "%.63s", id.bytes);
-    pthread_mutex_init(&comm->wire, NULL);
-    pthread_mutex_lock(&lock);
-    if (comm_count == COMMS) violation("too many communicators");
-    comms[comm_count++] = comm;
-    pthread_mutex_unlock(&lock);
-    *result = comm;
     if (comm->is_blocking) return join(comm), comm->state;
     if (pthread_create(&thread, NULL, join, comm)) violation("the host has no thread for init");
     pthread_detach(thread);
     return IN_PROGRESS;
+}
+
+/* A communicator that starts now, or at the end of the group. */
+static int make(comm_t **result, int count, char const *name, int rank, device_t *device, config_t *config, comm_t *parent,
+    int color, int key) {
+    if (!config || config->magic != 0xcafebeef || config->size < sizeof *config) violation("init: a config that is none");
+    if (config->version < 21403 || config->version > NCCL_VERSION)
+        violation("init: a config of version %u for a library of %d", config->version, NCCL_VERSION);
+    comm_t *comm = calloc(1, sizeof *comm);
+    if (!comm) violation("the host has no memory for a communicator");
+    comm->magic = COMM, comm->rank = rank, comm->count = count, comm->device = device, comm->parent = parent;
+    comm->color = color, comm->key = key;
+    comm->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    comm->is_blocking = config->blocking != 0, comm->state = IN_PROGRESS, comm->active = 1;
+    snprintf(comm->socket, sizeof comm->socket, "%.63s", name);
+    pthread_mutex_init(&comm->wire, NULL);
+    pthread_mutex_lock(&lock);
+    if (comm_count == COMMS) violation("too many communicators");
+    /* Ranks of one process that are not started together wait for each other where a start blocks. */
+    for (unsigned c = 0; c < comm_count && !depth; ++c)
+        if (comms[c]->magic == COMM && !parent && !strcmp(comms[c]->socket, comm->socket))
+            violation("init: several ranks of a process outside of a group");
+    comms[comm_count++] = comm;
+    pthread_mutex_unlock(&lock);
+    *result = comm;
+    if (!depth) return begin(comm);
+    if (start_count == RANKS) violation("init: too many in a group");
+    starting[start_count++] = comm;
+    return IN_PROGRESS;
+}
+
+int ncclCommInitRankConfig(comm_t **result, int count, id_t_ id, int rank, config_t *config) {
+    int code = enter("ncclCommInitRankConfig");
+    if (code) return failed(code);
+    if (rank < 0 || rank >= count || count > RANKS || strncmp(id.bytes, "stand-in-", 9)) return INVALID_ARGUMENT;
+    return make(result, count, id.bytes, rank, DEVICE(), config, NULL, 0, 0);
 }
 
 int ncclCommGetAsyncError(comm_t *comm, int *state) {
@@ -395,11 +484,18 @@ static void usable(comm_t *comm, char const *what) {
     if (comm->polls) violation("%s: the call before was not asked about until it had ended", what);
 }
 
-static void end(comm_t *comm, int is_abort) {
+/* What it has put on its stream ends. */
+static void cut(comm_t *comm) {
     pthread_mutex_lock(&lock);
-    comm->is_aborted = is_abort;
-    if (is_abort) shutdown(comm->fd, SHUT_RDWR);
+    comm->is_aborted = 1;
+    shutdown(comm->fd, SHUT_RDWR);
     pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void end(comm_t *comm, int is_abort) {
+    if (is_abort) cut(comm);
+    pthread_mutex_lock(&lock);
     while (comm->active) pthread_cond_wait(&changed, &lock);
     /* One that ends in order was told to forget what it knew. */
     if (comm->known && !is_abort) violation("ncclCommDestroy: a communicator that knows memory");
@@ -431,19 +527,45 @@ int ncclCommDestroy(comm_t *comm) {
     return SUCCESS;
 }
 
+/* Another live rank of the same communicator in this process. */
+static comm_t *sibling(comm_t *comm) {
+    comm_t *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (unsigned c = 0; c < comm_count && !found; ++c)
+        if (comms[c] != comm && comms[c]->magic == COMM && !strcmp(comms[c]->socket, comm->socket))
+            found = comms[c];
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 int ncclCommAbort(comm_t *comm) {
     int code = enter("ncclCommAbort");
     comm_of(comm, "ncclCommAbort");
+    if (depth) {
+        if (end_count == RANKS) violation("ncclCommAbort: too many in a group");
+        ending[end_count++] = comm;
+        return code;
+    }
+    /* Two that are aborted one after the other can wait for each other. */
+    if (sibling(comm)) violation("ncclCommAbort: other ranks of this process are not aborted in one group");
     end(comm, 1);
     return code;
 }
 
 int ncclCommSplit(comm_t *comm, int color, int key, comm_t **result, config_t *config) {
-    (void)color, (void)key, (void)config;
-    comm_of(comm, "ncclCommSplit");
+    int code = enter("ncclCommSplit");
+    usable(comm, "ncclCommSplit");
     *result = NULL;
-    snprintf(last, sizeof last, "the stand-in does not split");
-    return INTERNAL_ERROR;
+    if (code) return failed(code);
+    if (color < 0) violation("ncclCommSplit: a rank without a color, which is not known here");
+    if (!depth && sibling(comm)) violation("ncclCommSplit: several ranks of a process outside of a group");
+    pthread_mutex_lock(&lock);
+    if (comm->active) violation("ncclCommSplit: the parent has work that has not ended");
+    comm->active += 1;
+    pthread_mutex_unlock(&lock);
+    int made = make(result, 0, "", 0, comm->device, config, comm, color, key);
+    if (!(*result)->is_blocking) later(comm);
+    return made;
 }
 
 /* --- Work ------------------------------------------------------------------------------------------------------- */
@@ -498,7 +620,7 @@ static int submit(batch_t *batch) {
 static int put(comm_t *comm, stream_t *stream, item_t item) {
     int kind = item.header.kind, code = enter(words[kind]);
     batch_t *batch = NULL;
-    if (code) return code;
+    if (code) return failed(code);
     usable(comm, words[kind]);
     if (item.header.dtype < 0 || item.header.dtype > 9 || item.header.op >= OPS || item.header.root >= comm->count)
         return INVALID_ARGUMENT;
@@ -515,6 +637,7 @@ static int put(comm_t *comm, stream_t *stream, item_t item) {
     if (batch->count == ITEMS) violation("%s: too many in a group", words[kind]);
     batch->items[batch->count++] = item;
     if (depth) return SUCCESS;
+    if (sibling(comm)) violation("%s: several ranks of a process outside of a group", words[kind]);
     open_count = 0;
     return submit(batch);
 }
@@ -529,6 +652,36 @@ int ncclGroupEnd(void) {
     int code = enter("ncclGroupEnd"), result = SUCCESS;
     if (!depth) violation("ncclGroupEnd: no group was begun on this thread");
     if (--depth) return code;
+    if (!code) code = group_code;
+    group_code = 0;
+    for (unsigned c = 0; c < start_count; ++c) {
+        comm_t *comm = starting[c];
+        int begun = IN_PROGRESS;
+        if (!code) begun = begin(comm);
+        else comm->state = code, comm->active -= 1;
+        if (code && comm->parent) comm->parent->active -= 1;
+        if (begun && (!result || result == IN_PROGRESS)) result = begun;
+    }
+    /* All are cut before one is waited for. */
+    for (unsigned c = 0; c < end_count; ++c) cut(ending[c]);
+    for (unsigned c = 0; c < end_count; ++c) {
+        comm_t *other = sibling(ending[c]);
+        for (unsigned e = 0; e < end_count; ++e)
+            if (ending[e] == other) other = NULL;
+        if (other) violation("ncclCommAbort: rank %d of this process is not aborted in the same group", other->rank);
+        end(ending[c], 1);
+    }
+    start_count = end_count = 0;
+    for (unsigned b = 0; b < open_count && !code; ++b) {
+        /* All ranks of a process are in one group, with as many operations, or wait for each other. */
+        for (unsigned c = 0; c < comm_count; ++c) {
+            comm_t *other = comms[c];
+            if (other->magic != COMM || strcmp(other->socket, open_batches[b]->comm->socket)) continue;
+            int is_there = 0;
+            for (unsigned o = 0; o < open_count; ++o) is_there |= open_batches[o]->comm == other;
+            if (!is_there) violation("ncclGroupEnd: rank %d of this process is not in the group", other->rank);
+        }
+    }
     for (unsigned b = 0; b < open_count; ++b) {
         int next = code ? code : submit(open_batches[b]);
         if (code) free(open_batches[b]);

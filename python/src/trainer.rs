@@ -23,9 +23,9 @@ use crate::verb::{Given, within};
 /// shapes and types must be the same everywhere, the values of index 0 count. optimizer: SGD or AdamW. clip_norm: the
 /// norm to which all gradients together are clipped; None does not.
 ///
-/// On a mesh whose executor is of Executor.for_vram, with one GPU for each process, everything lies and is computed on the GPUs:
-/// parameters and gradients are arrays there, for DLPack and __cuda_array_interface__. step and edit wait for the GPU's default
-/// stream; wait for work that writes gradients on others.
+/// On a mesh whose executor is of Executor.for_vram everything lies and is computed on the GPUs: parameters and gradients are arrays
+/// there, for DLPack and __cuda_array_interface__. step and edit wait for the default stream of each GPU; wait for work that
+/// writes gradients on others. Of several GPUs of a process each has the parameters, and gradients of its own.
 ///
 /// Making it, step, edit, save and load are collective: all processes call them in the same order.
 /// Raises InvalidError, DisagreedError naming the parameter, ExhaustedError.
@@ -34,7 +34,8 @@ pub(crate) struct Trainer {
     inner: Detached<uform::Trainer>,
     mesh: Py<Mesh>,
     parameters: Py<PyMappingProxy>,
-    gradients: Py<PyMappingProxy>,
+    /// `None` on several GPUs, each of which has its own.
+    gradients: Option<Py<PyMappingProxy>>,
 }
 
 #[pymethods]
@@ -66,13 +67,19 @@ impl Trainer {
             uform::Trainer::open(core, &parameters, optimizer, clip_norm, deadline)
         })?;
         let parameters = mapping(py, &trainer, |name| Array::over_parameter(trainer.parameter(name)?))?;
-        let gradients =
-            mapping(py, &trainer, |name| Array::over_view(trainer.gradient(name)?, Access::Write))?;
+        let gradients = match trainer.device_count() {
+            2.. => None,
+            _ => {
+                Some(mapping(py, &trainer, |name| Array::over_view(trainer.gradient(name)?, Access::Write))?)
+            }
+        };
         let inner = Detached::new(trainer);
         Ok(Self { inner, mesh: mesh.clone().unbind(), parameters, gradients })
     }
 
     /// The parameters by name: Arrays that share the trainer's memory, read-only; step changes them in place.
+    ///
+    /// On several GPUs they are those of the first one.
     #[getter]
     fn parameters(&self, py: Python<'_>) -> Py<PyMappingProxy> {
         self.parameters.clone_ref(py)
@@ -80,10 +87,35 @@ impl Trainer {
 
     /// This process's gradients by name: writable Arrays that share the trainer's memory, zero at first.
     ///
-    /// Write all of them before each step, which leaves them as they are.
+    /// Write all of them before each step, which leaves them as they are. Raises InvalidError on several GPUs, each of which has
+    /// gradients of its own: see gradients_on.
     #[getter]
-    fn gradients(&self, py: Python<'_>) -> Py<PyMappingProxy> {
-        self.gradients.clone_ref(py)
+    fn gradients(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {
+        match &self.gradients {
+            Some(gradients) => Ok(gradients.clone_ref(py)),
+            // The core says why not.
+            None => {
+                mapping(py, &self.inner, |name| Array::over_view(self.inner.gradient(name)?, Access::Write))
+            }
+        }
+    }
+
+    /// The parameters on the GPU at a position of the executor's; 0 for host memory.
+    #[pyo3(signature = (device, /))]
+    fn parameters_on(&self, py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Py<PyMappingProxy>> {
+        let device = argument::count("device", device)?;
+        mapping(py, &self.inner, |name| Array::over_parameter(self.inner.parameter_on(name, device)?))
+    }
+
+    /// This process's gradients on the GPU at a position of the executor's; 0 for host memory.
+    ///
+    /// The process's gradient is the mean of those of its GPUs, and its weight in step is that of the mean.
+    #[pyo3(signature = (device, /))]
+    fn gradients_on(&self, py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Py<PyMappingProxy>> {
+        let device = argument::count("device", device)?;
+        mapping(py, &self.inner, |name| {
+            Array::over_view(self.inner.gradient_on(name, device)?, Access::Write)
+        })
     }
 
     /// Lets the reduction of a finished gradient start; raises UnsupportedError: not in this version.
@@ -144,7 +176,7 @@ impl Trainer {
             inner: Detached::new(self.inner.on(&core.get().inner)),
             mesh: Py::new(py, self.mesh.get().on(executor)?)?,
             parameters: self.parameters.clone_ref(py),
-            gradients: self.gradients.clone_ref(py),
+            gradients: self.gradients.as_ref().map(|gradients| gradients.clone_ref(py)),
         })
     }
 

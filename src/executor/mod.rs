@@ -225,9 +225,10 @@ impl Executor {
     ///
     /// # Errors
     /// `Closed` without one; `Unsupported` naming the GPU and what to install; `Vendor`.
-    pub(crate) fn gpu_kernels(&self) -> Result<Kernels> {
+    pub(crate) fn gpu_kernels(&self) -> Result<Vec<Kernels>> {
         let closed = || Error::Closed { what: "the executor".into(), why: "it has no open GPU".into() };
-        self.devices().ok_or_else(closed)?.kernels(0)
+        let devices = self.devices().ok_or_else(closed)?;
+        (0..devices.gpus().count()).map(|position| devices.kernels(position)).collect()
     }
 
     /// The GPUs, while it is open, in the process that opened them.

@@ -242,13 +242,13 @@ impl Arena {
         part.into_part(range.clone())
     }
 
-    /// A range of this member's part on its first GPU, for kernels.
+    /// A range of this member's part on the GPU at a position of the executor's, for kernels.
     ///
     /// # Errors
     /// As [`Arena::device_bytes`].
-    pub(crate) fn part_on_gpu(&self, range: &Range<usize>) -> Result<Part<'_>> {
-        let Place::Gpus(arena) = &self.place else { return Err(no_gpu(0, 0)) };
-        arena.region(0).ok_or_else(|| no_gpu(0, arena.count()))?.part(range)
+    pub(crate) fn part_on_gpu(&self, device: usize, range: &Range<usize>) -> Result<Part<'_>> {
+        let Place::Gpus(arena) = &self.place else { return Err(no_gpu(device, 0)) };
+        arena.region(device).ok_or_else(|| no_gpu(device, arena.count()))?.part(range)
     }
 
     /// A range of this member's part on the GPU at a position of the executor's.

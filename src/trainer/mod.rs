@@ -395,7 +395,7 @@ impl Trainer {
         Self::on_ground(group, None, parameters, optimizer, clip_norm, deadline)
     }
 
-    /// Opens it in host memory, or on the GPU of the executor of a mesh.
+    /// Opens it in host memory, or on the GPUs of the executor of a mesh.
     fn on_ground(
         group: Arc<dyn Communicator>,
         on_gpus: Option<&Mesh>,
@@ -407,10 +407,7 @@ impl Trainer {
         let members = Members::new(group);
         let shapes = shapes_of(parameters);
         let own = describe(&shapes, &optimizer, clip_norm, on_gpus.is_some());
-        let checked = check(parameters, &shapes, &optimizer, clip_norm).and_then(|layout| {
-            on_gpus.map_or(Ok(()), check_gpus)?;
-            Ok(layout)
-        });
+        let checked = check(parameters, &shapes, &optimizer, clip_norm);
         let (layout, all) = members.outcome(checked, |_| own.clone(), deadline)?;
         compare(&shapes, &own, &all, members.seat())?;
         let (ground, shards, crossing) = match on_gpus {
@@ -476,25 +473,62 @@ impl Trainer {
         &self.core.names
     }
 
-    /// A parameter.
+    /// On how many GPUs of this member it lies, each with a copy of the parameters and gradients of its own; 0 in host memory.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        self.core.vram().map_or(0, Vram::gpu_count)
+    }
+
+    /// A parameter; on this member's first GPU where it lies on GPUs.
     ///
     /// # Errors
     /// `Invalid` for a name that is none.
     pub fn parameter(&self, name: &str) -> Result<View> {
+        self.parameter_on(name, 0)
+    }
+
+    /// A parameter on the GPU at a position of the executor's; in host memory there is the position 0 alone.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is none, and if there is no such position.
+    pub fn parameter_on(&self, name: &str, device: usize) -> Result<View> {
         Ok(View(match &self.core.ground {
-            Ground::Ram(ram) => self.place(name, &ram.parameters, ram.hosts.first())?,
-            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.parameter(bytes))?,
+            Ground::Ram(ram) => {
+                check_host_device(device)?;
+                self.place(name, &ram.parameters, ram.hosts.first())?
+            }
+            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.parameter(device, bytes))?,
         }))
     }
 
     /// This member's gradient of a parameter: written by the user before each `step`, and left as it is by it.
     ///
     /// # Errors
-    /// `Invalid` for a name that is none.
+    /// `Invalid` for a name that is none, and where this member has several GPUs, each with gradients of its own: see
+    /// [`Trainer::gradient_on`].
     pub fn gradient(&self, name: &str) -> Result<ViewMut> {
+        let (index, count) = (self.core.members.seat(), self.device_count());
+        if count > 1 {
+            let reason = format!(
+                "index {index} trains on {count} GPUs, each with gradients of its own: take that of each position of the executor's"
+            );
+            return Err(Error::invalid("gradient", name, "argument", reason));
+        }
+        self.gradient_on(name, 0)
+    }
+
+    /// The gradient on the GPU at a position of the executor's: what counts for this member is the mean of all of them. In host
+    /// memory there is the position 0 alone.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is none, and if there is no such position.
+    pub fn gradient_on(&self, name: &str, device: usize) -> Result<ViewMut> {
         match &self.core.ground {
-            Ground::Ram(ram) => self.place(name, &ram.gradients, self.core.members.seat()),
-            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.gradient(bytes)),
+            Ground::Ram(ram) => {
+                check_host_device(device)?;
+                self.place(name, &ram.gradients, self.core.members.seat())
+            }
+            Ground::Vram(vram) => self.on_gpu(name, |bytes| vram.gradient(device, bytes)),
         }
     }
 
@@ -581,7 +615,7 @@ impl Trainer {
         Ok(ViewMut { memory, shape: entry.shape.extents.clone(), dtype: entry.shape.dtype })
     }
 
-    /// Where a parameter, or its gradient, lies on this member's GPU.
+    /// Where a parameter, or its gradient, lies on a GPU of this member.
     fn on_gpu(
         &self,
         name: &str,
@@ -706,19 +740,13 @@ fn check(
     Ok(layout)
 }
 
-/// Refuses an executor of several GPUs.
-fn check_gpus(mesh: &Mesh) -> Result<()> {
-    let gpus = mesh.executor().gpus();
-    if gpus.len() == 1 {
+/// Refuses a position of a GPU for a trainer in host memory.
+fn check_host_device(device: usize) -> Result<()> {
+    if device == 0 {
         return Ok(());
     }
-    let names = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.identity));
-    let what =
-        format!("a trainer on {} GPUs of one member: {}", gpus.len(), names.collect::<Vec<_>>().join(", "));
-    Err(Error::unsupported(
-        what,
-        "this version trains on one GPU of each member: start a process for each GPU",
-    ))
+    let reason = "the trainer is in host memory, where there is the position 0 alone";
+    Err(Error::invalid("device", device, "argument", reason))
 }
 
 /// What must be the same on all members besides the parameters.

@@ -1,7 +1,9 @@
-//! A trainer in the memory of GPUs: one of each member, which holds a copy of all parameters.
+//! A trainer in the memory of GPUs: one or several of each member, each of which holds a copy of all parameters and gradients of its
+//! own, and owns a shard.
 //!
-//! A step multiplies gradients by their shares and reduces them to shards, piece by piece, looks at what came out, updates the
-//! member's shard where it lies, and gathers all shards. The host sees one sum of squares and one flag of each member.
+//! A step multiplies gradients by their shares and reduces them to shards, piece by piece, looks at what came out, updates each
+//! GPU's shard where it lies, and gathers all shards. The host sees one sum of squares and one flag of each member. A member's
+//! weight is that of the mean of its GPUs' gradients.
 
 use std::ops::Range;
 
@@ -22,26 +24,29 @@ use super::step::{Watch, clip_scale};
 /// The scratch of a step where the executor sets no limit.
 const SCRATCH: usize = 256 << 20;
 
-/// The memory of a trainer on this member's GPU, and what works on it.
+/// The memory of a trainer on this member's GPUs, and what works on it.
 pub(super) struct Vram {
     slab: Slab,
-    /// Before the kernels: what is left of both waits for their stream.
+    /// Before the kernels: what is left of both waits for their streams.
     arena: Arena,
-    kernels: Kernels,
-    /// With the executor whose GPU it is.
+    /// One for each GPU, in the order of the executor.
+    kernels: Vec<Kernels>,
+    /// With the executor whose GPUs they are.
     mesh: Mesh,
     seat: usize,
+    /// The place of this member's first GPU among those of all, and how many these are.
+    first: usize,
     count: usize,
 }
 
-/// What one member's shard of a section is, as the host reads it for a checkpoint.
+/// What one GPU's shard of a section is, as the host reads it for a checkpoint.
 pub(super) struct Copied {
     pub(super) parameters: Buffer,
     pub(super) states: Vec<Buffer>,
 }
 
 impl Vram {
-    /// Takes the memory on the GPU of every member, and makes the kernels; collective.
+    /// Takes the memory on the GPUs of every member, and makes the kernels; collective.
     ///
     /// # Errors
     /// `Exhausted` and `Unsupported` on all members, naming member and GPU; as the group's calls.
@@ -52,36 +57,55 @@ impl Vram {
         optimizer: &Optimizer,
         deadline: &Deadline<'_>,
     ) -> Result<Self> {
-        let (seat, count) = (members.seat(), members.count());
+        let seat = members.seat();
         let made = mesh.executor().gpu_kernels();
-        let (kernels, _) = members.outcome(made, |_| Vec::new(), deadline)?;
-        tracing::debug!(index = seat, code = kernels.origin(), "kernels of a trainer");
+        let told = |kernels: &Vec<Kernels>| (kernels.len() as u64).to_le_bytes().to_vec();
+        let (kernels, all) = members.outcome(made, told, deadline)?;
+        let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes) as usize;
+        let (first, count) = (all[..seat].iter().map(number).sum(), all.iter().map(number).sum());
+        let origin = kernels.first().map(Kernels::origin);
+        tracing::debug!(index = seat, gpus = kernels.len(), code = origin, "kernels of a trainer");
         let limit = match usize::try_from(mesh.executor().scratch_limit()).unwrap_or(usize::MAX) {
             0 => SCRATCH,
             limit => limit,
         };
         let slab = Slab::derive(layout, count, optimizer.states().len(), limit, Kernels::inspection_bytes);
         let arena = mesh.arena_in_turn(slab.byte_count, deadline)?;
-        Ok(Self { slab, arena, kernels, mesh: mesh.clone(), seat, count })
+        Ok(Self { slab, arena, kernels, mesh: mesh.clone(), seat, first, count })
     }
 
-    /// Where bytes of the layout lie among the parameters.
-    pub(super) fn parameter(&self, bytes: &Range<usize>) -> Result<DeviceBytes> {
-        self.bytes(bytes, |section| section.parameters)
+    /// How many GPUs this member has.
+    pub(super) fn gpu_count(&self) -> usize {
+        self.kernels.len()
     }
 
-    /// Where they lie among the gradients.
-    pub(super) fn gradient(&self, bytes: &Range<usize>) -> Result<DeviceBytes> {
-        self.bytes(bytes, |section| section.gradients)
+    /// This member's GPUs: the position of each, and its place among all.
+    fn gpus(&self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.kernels.len()).map(|gpu| (gpu, self.first + gpu))
     }
 
-    fn bytes(&self, bytes: &Range<usize>, start: impl Fn(&Section) -> usize) -> Result<DeviceBytes> {
+    /// Where bytes of the layout lie among the parameters on a GPU.
+    pub(super) fn parameter(&self, gpu: usize, bytes: &Range<usize>) -> Result<DeviceBytes> {
+        self.bytes(gpu, bytes, |section| section.parameters)
+    }
+
+    /// Where they lie among its gradients.
+    pub(super) fn gradient(&self, gpu: usize, bytes: &Range<usize>) -> Result<DeviceBytes> {
+        self.bytes(gpu, bytes, |section| section.gradients)
+    }
+
+    fn bytes(
+        &self,
+        gpu: usize,
+        bytes: &Range<usize>,
+        start: impl Fn(&Section) -> usize,
+    ) -> Result<DeviceBytes> {
         // A parameter without elements may lie in no section.
         let range = self.slab.place(bytes, start).unwrap_or(0..0);
-        self.arena.device_bytes(0, range)
+        self.arena.device_bytes(gpu, range)
     }
 
-    /// Runs a call of all members on ranges of the arena.
+    /// Runs a call of all members on ranges of the arena, the same on each GPU.
     fn call(
         &self,
         (verb, op): (Verb, ReduceOp),
@@ -90,10 +114,12 @@ impl Vram {
         output: &Range<usize>,
         deadline: &Deadline<'_>,
     ) -> Result<()> {
-        let input = input.map(|range| self.arena.part_on_gpu(&range)?.span()).transpose()?;
-        let output = Some(self.arena.part_on_gpu(output)?.span()?);
-        let call = Call::on_gpu(verb, section.dtype, op, 0, GpuArrays { input, output });
-        self.mesh.to_gpus(call, deadline)
+        let arrays = |(gpu, _): (usize, usize)| {
+            let span = |range: &Range<usize>| self.arena.part_on_gpu(gpu, range)?.span();
+            Ok(GpuArrays { input: input.as_ref().map(span).transpose()?, output: Some(span(output)?) })
+        };
+        let arrays = self.gpus().map(arrays).collect::<Result<Vec<_>>>()?;
+        self.mesh.to_gpus(Call::on_gpus(verb, section.dtype, op, 0, arrays), deadline)
     }
 
     /// Reduces and updates, as the step of a host does: the norm of the gradient, and whether nothing was updated.
@@ -105,18 +131,21 @@ impl Vram {
         watch: &mut Watch,
         deadline: &Deadline<'_>,
     ) -> Result<(Option<f64>, bool)> {
-        self.kernels.follow_default()?;
-        let share = shares.get(self.seat).copied().unwrap_or(0.0);
+        self.follow_default()?;
+        let share = shares.get(self.seat).copied().unwrap_or(0.0) / self.gpu_count().max(1) as f64;
         let mut found = Inspection { squares: 0.0, finite: true };
         for section in self.slab.sections.iter().filter(|section| section.shard > 0) {
             if self.count > 1 {
                 self.reduce(section, share, watch, deadline)?;
             }
-            let reduced = self.arena.part_on_gpu(&(section.reduced..section.reduced + section.shard))?;
-            let sums = self.arena.part_on_gpu(&self.slab.sums)?;
-            let section = self.kernels.inspect(section.dtype, reduced, sums, deadline)?;
-            found.squares += section.squares;
-            found.finite &= section.finite;
+            let range = section.reduced..section.reduced + section.shard;
+            for (gpu, kernels) in self.kernels.iter().enumerate() {
+                let reduced = self.arena.part_on_gpu(gpu, &range)?;
+                let sums = self.arena.part_on_gpu(gpu, &self.slab.sums)?;
+                let seen = kernels.inspect(section.dtype, reduced, sums, deadline)?;
+                found.squares += seen.squares;
+                found.finite &= seen.finite;
+            }
         }
         let all = watch.time(|| members.inspected(found.squares, found.finite, deadline))?;
         let gradient_norm = clip_norm.map(|_| all.squares.sqrt());
@@ -150,13 +179,15 @@ impl Vram {
             let first = section.gradients + start;
             let reach = first..first + section.shard * (self.count - 1) + piece;
             let scratch = self.slab.scratch.start..self.slab.scratch.start + piece * self.count;
-            self.kernels.scale(
-                section.dtype,
-                self.arena.part_on_gpu(&scratch)?,
-                self.arena.part_on_gpu(&reach)?,
-                share,
-                (self.count, section.shard / width),
-            )?;
+            for (gpu, kernels) in self.kernels.iter().enumerate() {
+                kernels.scale(
+                    section.dtype,
+                    self.arena.part_on_gpu(gpu, &scratch)?,
+                    self.arena.part_on_gpu(gpu, &reach)?,
+                    share,
+                    (self.count, section.shard / width),
+                )?;
+            }
             let output = section.reduced + start..section.reduced + start + piece;
             let verb = (Verb::ReduceScatter, ReduceOp::Sum);
             watch.time(|| self.call(verb, section, Some(scratch), &output, deadline))?;
@@ -165,72 +196,91 @@ impl Vram {
         Ok(())
     }
 
-    /// Updates this member's shard.
+    /// Updates the shard of each of this member's GPUs.
     fn update(&self, section: &Section, rule: Rule<'_>, scale: f64) -> Result<()> {
-        let part = |start: usize| self.arena.part_on_gpu(&(start..start + section.shard));
-        let states = section.states.iter().map(|state| part(*state)).collect::<Result<Vec<_>>>()?;
-        let parameters = self.arena.part_on_gpu(&section.shard_at(section.parameters, self.seat))?;
-        self.kernels.update(section.dtype, &rule, (part(section.reduced)?, scale), parameters, &states)
+        for (gpu, place) in self.gpus() {
+            let part = |start: usize| self.arena.part_on_gpu(gpu, &(start..start + section.shard));
+            let states = section.states.iter().map(|state| part(*state)).collect::<Result<Vec<_>>>()?;
+            let parameters = self.arena.part_on_gpu(gpu, &section.shard_at(section.parameters, place))?;
+            let reduced = (part(section.reduced)?, scale);
+            self.kernels[gpu].update(section.dtype, &rule, reduced, parameters, &states)?;
+        }
+        Ok(())
     }
 
-    /// Gives all members all shards; when it returns the GPU has done everything.
+    /// Has the work of all GPUs wait for what is on their default streams.
+    fn follow_default(&self) -> Result<()> {
+        self.kernels.iter().try_for_each(Kernels::follow_default)
+    }
+
+    fn wait(&self, deadline: &Deadline<'_>) -> Result<()> {
+        self.kernels.iter().try_for_each(|kernels| kernels.wait(deadline))
+    }
+
+    /// Gives all GPUs all shards; when it returns they have done everything.
     pub(super) fn gather(&self, deadline: &Deadline<'_>) -> Result<()> {
         for section in self.slab.sections.iter().filter(|section| section.shard > 0 && self.count > 1) {
             let whole = section.whole_at(section.parameters, self.count);
             self.call((Verb::AllGather, ReduceOp::Sum), section, None, &whole, deadline)?;
         }
-        self.kernels.wait(deadline)
+        self.wait(deadline)
     }
 
-    /// Gives all members the parameters of index 0.
+    /// Gives all GPUs the parameters of index 0, those of its first one.
     pub(super) fn spread(&self, deadline: &Deadline<'_>) -> Result<()> {
-        self.kernels.follow_default()?;
+        self.follow_default()?;
         for section in self.slab.sections.iter().filter(|section| section.shard > 0 && self.count > 1) {
             let whole = section.whole_at(section.parameters, self.count);
             self.call((Verb::Broadcast, ReduceOp::Sum), section, None, &whole, deadline)?;
         }
-        self.kernels.wait(deadline)
+        self.wait(deadline)
     }
 
-    /// The bytes of the layout that this member owns, one range for each element type.
+    /// The shards of this member's GPUs: GPU by GPU, and for each one after the other of the element types.
+    fn shards(&self) -> impl Iterator<Item = (usize, usize, &Section)> {
+        let sections = &self.slab.sections;
+        self.gpus().flat_map(move |(gpu, place)| sections.iter().map(move |section| (gpu, place, section)))
+    }
+
+    /// The bytes of the layout that this member owns, one range for each shard.
     pub(super) fn owned(&self) -> impl Iterator<Item = Range<usize>> {
-        self.slab.sections.iter().map(|section| section.owned(self.seat))
+        self.shards().map(|(_, place, section)| section.owned(place))
     }
 
     /// Copies this member's shards to the host, in the order of [`Vram::owned`].
     pub(super) fn copied(&self, deadline: &Deadline<'_>) -> Result<Vec<Copied>> {
-        let copy = |section: &Section| {
-            let owned = section.owned(self.seat).len();
+        let copy = |(gpu, place, section): (usize, usize, &Section)| {
+            let owned = section.owned(place).len();
             let read = |start: usize| {
                 let mut buffer = Buffer::zeros(section.dtype, owned)?;
-                self.arena.part_on_gpu(&(start..start + owned))?.read(buffer.span_mut(), deadline)?;
+                self.arena.part_on_gpu(gpu, &(start..start + owned))?.read(buffer.span_mut(), deadline)?;
                 Ok(buffer)
             };
-            let parameters = read(section.shard_at(section.parameters, self.seat).start)?;
+            let parameters = read(section.shard_at(section.parameters, place).start)?;
             let states = section.states.iter().map(|state| read(*state)).collect::<Result<_>>()?;
             Ok(Copied { parameters, states })
         };
-        self.slab.sections.iter().map(copy).collect()
+        self.shards().map(copy).collect()
     }
 
     /// Zeros for this member's shards, for what a checkpoint holds of them.
     pub(super) fn blank(&self) -> Result<Vec<Copied>> {
-        let blank = |section: &Section| {
-            let zeros = || Buffer::zeros(section.dtype, section.owned(self.seat).len());
+        let blank = |(_, place, section): (usize, usize, &Section)| {
+            let zeros = || Buffer::zeros(section.dtype, section.owned(place).len());
             let states = section.states.iter().map(|_| zeros()).collect::<Result<_>>()?;
             Ok(Copied { parameters: zeros()?, states })
         };
-        self.slab.sections.iter().map(blank).collect()
+        self.shards().map(blank).collect()
     }
 
     /// Takes what the host has read for this member's shards.
     pub(super) fn take(&self, copied: &[Copied], deadline: &Deadline<'_>) -> Result<()> {
-        for (section, copied) in self.slab.sections.iter().zip(copied) {
+        for ((gpu, place, section), copied) in self.shards().zip(copied) {
             let write = |start: usize, values: Span<'_>| {
-                let part = self.arena.part_on_gpu(&(start..start + values.byte_count()))?;
+                let part = self.arena.part_on_gpu(gpu, &(start..start + values.byte_count()))?;
                 part.write(values, deadline)
             };
-            write(section.shard_at(section.parameters, self.seat).start, copied.parameters.span())?;
+            write(section.shard_at(section.parameters, place).start, copied.parameters.span())?;
             for (state, values) in section.states.iter().zip(&copied.states) {
                 write(*state, values.span())?;
             }

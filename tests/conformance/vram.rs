@@ -334,23 +334,112 @@ fn members_in_two_kinds_of_memory_are_told_both() {
     stand_in.assert_nothing_left();
 }
 
-/// One member has two GPUs.
-fn several(index: usize, _: usize, _: &str) {
-    let devices = Some(if index == 0 { vec![0] } else { vec![1, 2] });
+/// Writes the gradients of a step on each GPU: those of its place.
+fn write_on_all(trainer: &Trainer, first: usize, step: usize) {
+    for device in 0..trainer.device_count() {
+        let gradient = |name: &str| trainer.gradient_on(name, device).expect("it is there");
+        let of = |position: usize| value(first + device, step, position);
+        gradient("single").write(&singles(of)).expect("of its type");
+        gradient("double").write(&doubles(|position| of(position + 5))).expect("of its type");
+        gradient("scalar").write(&[of(3) as f32]).expect("of its type");
+    }
+}
+
+/// The same of a trainer in host memory: the means of what this member's GPUs have.
+fn write_means(trainer: &Trainer, places: std::ops::Range<usize>, step: usize) {
+    let gradient = |name: &str| trainer.gradient(name).expect("it is there");
+    let mean = |position: usize| {
+        places.clone().map(|place| value(place, step, position)).sum::<f64>() / places.len() as f64
+    };
+    gradient("single").write(&singles(mean)).expect("of its type");
+    gradient("double").write(&doubles(|position| mean(position + 5))).expect("of its type");
+    gradient("scalar").write(&[mean(3) as f32]).expect("of its type");
+}
+
+/// Members with several GPUs each, against the host with the means of their gradients.
+fn several(index: usize, _: usize, argument: &str) {
+    let counts = argument.split(',').map(|count| count.parse().expect("a number")).collect::<Vec<usize>>();
+    let first = counts[..index].iter().sum::<usize>();
+    let places = first..first + counts[index];
+    let devices = Some(places.clone().collect());
     let executor = Executor::for_vram(&VramOptions { devices, ..options() }).expect("they are there");
     let mesh = Mesh::bootstrap(Some(&executor), None).unwrap_or_else(|error| panic!("{}", error.chain()));
-    let error = make(&mesh, ADAMW, None).expect_err("one has two").to_string();
-    let words = ["2 GPUs of one member", "NVIDIA H100", "start a process for each GPU"];
-    assert!(words.iter().all(|word| error.contains(word)), "{error}");
-    assert!(index == 1 || error.starts_with("index 1: "), "{error}");
+    let ram = HostOptions { threads: 1, ..HostOptions::default() };
+    let host_mesh = mesh.on(&Executor::for_ram(&ram).expect("a thread"));
+    for (optimizer, clip_norm) in [(ADAMW, None), (MOMENTUM, None), (PLAIN, Some(0.5))] {
+        let gpu = make(&mesh, optimizer, clip_norm).unwrap_or_else(|error| panic!("{}", error.chain()));
+        let host = make(&host_mesh, optimizer, clip_norm).expect("the same");
+        assert_eq!((gpu.device_count(), host.device_count()), (counts[index], 0));
+        for number in 1..4 {
+            write_on_all(&gpu, first, number);
+            write_means(&host, places.clone(), number);
+            let (on_gpu, on_host) = (step(&gpu, 1.0 + index as f64), step(&host, 1.0 + index as f64));
+            assert_eq!((on_gpu.step, on_gpu.weight), (on_host.step, on_host.weight));
+            let (found, wanted) = (values(&gpu), values(&host));
+            let near = |(one, other): (&f64, &f64)| (one - other).abs() <= 2e-5 * other.abs().max(1e-1);
+            let differs = found.iter().zip(&wanted).find(|pair| !near(*pair));
+            assert!(differs.is_none(), "{optimizer:?}, step {number}: {differs:?}");
+            // All GPUs have the same parameters, and keep gradients of their own.
+            for device in 0..gpu.device_count() {
+                let bits = |device: usize| {
+                    let view = gpu.parameter_on("single", device).expect("it is there");
+                    view.to_vec::<f32>()
+                        .expect("of its type")
+                        .into_iter()
+                        .map(f32::to_bits)
+                        .collect::<Vec<_>>()
+                };
+                assert!(bits(device) == bits(0), "{optimizer:?}, GPU {device}");
+                let kept = gpu.gradient_on("single", device).expect("there").as_view().to_vec::<f32>();
+                let own = singles(|position| value(first + device, number, position));
+                assert!(kept.expect("of its type") == own, "{optimizer:?}, GPU {device}");
+            }
+        }
+        // What one memory saves the other loads.
+        let folder = crate::harness::folder().join(format!("{optimizer:?}"));
+        gpu.save(&folder, 3, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        host.load(&folder, &soon()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        assert!(values(&host) == values(&gpu), "{optimizer:?}");
+        gpu.edit(&soon(), |gpu| {
+            if index == 0 {
+                gpu.editable("scalar")?.write(&[7.5_f32])?;
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{}", error.chain()));
+        for device in 0..gpu.device_count() {
+            let scalar = gpu.parameter_on("scalar", device).expect("there").to_vec::<f32>();
+            assert_eq!(scalar.expect("of its type"), [7.5]);
+        }
+        assert_eq!(gpu.load(&folder, &soon()).unwrap_or_else(|error| panic!("{}", error.chain())), 3);
+        assert!(values(&host) == values(&gpu), "{optimizer:?}");
+        assert_eq!(gpu.gradient("single").is_err(), counts[index] > 1);
+        let error = gpu.gradient_on("single", 9).err().expect("there is none").to_string();
+        assert!(error.contains("device") && error.contains('9'), "{error}");
+        assert!(matches!(host.parameter_on("single", 1), Err(Error::Invalid { .. })));
+    }
     mesh.close().expect("idle");
+    executor.finish(&soon()).expect("idle");
 }
 
 #[test]
-fn several_gpus_of_one_member_are_refused_on_all() {
-    let stand_in = StandIn::whole(&nvidia(3, ""), false);
-    assert_all_succeeded(&stand_in.apply(Setup::new(2, "vram.several")).start().finish());
-    stand_in.assert_nothing_left();
+fn several_gpus_of_a_member_train_as_one_with_the_mean_of_their_gradients() {
+    for counts in ["2", "2,1", "1,3", "2,2"] {
+        let gpus = counts.split(',').map(|count| count.parse::<usize>().expect("a number"));
+        let (members, total) = (counts.split(',').count(), gpus.sum());
+        let check = |stand_in: &StandIn, setup: Setup| {
+            assert_all_succeeded(&setup.argument(counts).start().finish());
+            stand_in.assert_nothing_left();
+            assert_eq!(stand_in.count("ncclCommDestroy"), total);
+        };
+        let stand_in = StandIn::whole(&nvidia(total, ""), false);
+        check(&stand_in, stand_in.apply(Setup::new(members, "vram.several")));
+        let folder = Folder::new();
+        let (machine, answers) = amd(&folder, total, "");
+        let stand_in = StandIn::whole(&answers, true);
+        let setup = stand_in.apply(Setup::new(members, "vram.several"));
+        check(&stand_in, setup.variable("UFORM_MACHINE", &machine));
+    }
 }
 
 /// Opens a trainer and takes a step, or says why not.

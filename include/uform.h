@@ -912,6 +912,17 @@ uform_status_t uform_trainer_parameter(uform_trainer_t const *trainer, char cons
 uform_status_t uform_trainer_gradient(uform_trainer_t const *trainer, char const *name, void **pointer,
                                       size_t *byte_count);
 
+/** As `uform_trainer_parameter`, on the GPU at a position of the executor's; 0 for host memory. */
+uform_status_t uform_trainer_parameter_on(uform_trainer_t const *trainer, char const *name, size_t device,
+                                          void const **pointer, size_t *byte_count);
+
+/**
+ *  As `uform_trainer_gradient`, on the GPU at a position of the executor's; 0 for host memory. Where this process drives
+ *  several GPUs, its gradient is the mean of theirs, and `uform_trainer_gradient` is invalid.
+ */
+uform_status_t uform_trainer_gradient_on(uform_trainer_t const *trainer, char const *name, size_t device, void **pointer,
+                                         size_t *byte_count);
+
 /**
  *  Updates all parameters with the weighted mean of all processes' gradients; collective.
  *

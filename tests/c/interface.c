@@ -588,6 +588,15 @@ static void use_trainers(uform_mesh_t const *mesh, char const *directory) {
     EXPECT(writable != NULL && byte_count == 15 * sizeof(double));
     gradient = (double *)writable;
     REFUSE(invalid, "the trainer has weights", uform_trainer_gradient(trainer, "height", &writable, &byte_count));
+    {
+        void const *same = NULL;
+        void *same_gradient = NULL;
+        SUCCEED(uform_trainer_parameter_on(trainer, "weights", 0, &same, &byte_count));
+        SUCCEED(uform_trainer_gradient_on(trainer, "weights", 0, &same_gradient, &byte_count));
+        EXPECT(same == pointer && same_gradient == writable);
+        REFUSE(invalid, "device = 1", uform_trainer_parameter_on(trainer, "weights", 1, &same, &byte_count));
+        REFUSE(invalid, "device = 1", uform_trainer_gradient_on(trainer, "weights", 1, &same_gradient, &byte_count));
+    }
     REFUSE(invalid, "edit", uform_trainer_editable(trainer, "weights", &writable, &byte_count));
 
     SUCCEED(uform_trainer_begin_edit(trainer, NULL));

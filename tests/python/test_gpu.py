@@ -332,8 +332,22 @@ for view in many:
     view[0] = 1.0
 mesh.all_reduce(many)
 assert [view[0] for view in many] == [2.0] * 3
+single = (ctypes.c_float * 2)(10.0, 20.0)
+trainer = uform.Trainer(mesh, {"weight": memoryview(single).cast("B").cast("f")}, uform.SGD(1.0))
+for device, number in enumerate(numbers):
+    gradient = trainer.gradients_on(device)["weight"]
+    assert gradient.__dlpack_device__() == (2, number)
+    source = (ctypes.c_float * 2)(number + 1.0, 2.0)
+    on(number, driver.cuMemcpyHtoDAsync_v2, place(gradient), source, ctypes.c_size_t(8))
+assert trainer.step().weight == 2.0
+for device, number in enumerate(numbers):
+    assert read_one(trainer.parameters_on(device)["weight"], number) == [7.5, 18.0]
+refused(lambda: trainer.gradients, uform.InvalidError, own_index, "trains on 2 GPUs")
+refused(lambda: trainer.parameters_on(2), uform.InvalidError, "device", "2 GPUs")
+refused(lambda: trainer.gradients_on(-1), uform.InvalidError, "device")
+assert trainer.parameters["weight"].read_only and not gradient.read_only
 mesh.barrier()
-del array, arrays, outs, parts, taken, given, turned, mixed
+del array, arrays, outs, parts, taken, given, turned, mixed, gradient, trainer
 for number in numbers:
     assert driver.cuDevicePrimaryCtxRelease_v2(number) == 0
 mesh.close()

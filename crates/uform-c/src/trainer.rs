@@ -97,6 +97,34 @@ verbs! {
         locate(&handle::get::<Held>(trainer)?.0.gradient(argument::text("name", name)?)?, place)
     }
 
+    /// Where a parameter lies on one of this member's GPUs, for reading.
+    fn uform_trainer_parameter_on(
+        trainer: *const Trainer,
+        name: *const c_char,
+        device: usize,
+        pointer: *mut *const c_void,
+        byte_count: *mut usize,
+    ) {
+        let (pointer, byte_count) = (Out::new(pointer, "pointer")?, Out::new(byte_count, "byte_count")?);
+        let view = handle::get::<Held>(trainer)?.0.parameter_on(argument::text("name", name)?, device)?;
+        let (start, bytes) = view.place()?;
+        pointer.put(start.cast());
+        byte_count.put(bytes);
+        Ok(())
+    }
+
+    /// Where the gradient of a parameter lies on one of this member's GPUs.
+    fn uform_trainer_gradient_on(
+        trainer: *const Trainer,
+        name: *const c_char,
+        device: usize,
+        pointer: *mut *mut c_void,
+        byte_count: *mut usize,
+    ) {
+        let place = (Out::handle(pointer, "pointer")?, Out::new(byte_count, "byte_count")?);
+        locate(&handle::get::<Held>(trainer)?.0.gradient_on(argument::text("name", name)?, device)?, place)
+    }
+
     /// Updates all parameters with the weighted mean of all members' gradients.
     fn uform_trainer_step(
         trainer: *const Trainer,

@@ -276,7 +276,7 @@ fn on_both(counts: &str, role: &str, more: &str, check: impl Fn(&StandIn, &[Outc
 
 #[test]
 fn every_gpu_of_a_process_has_the_place_of_a_member() {
-    for counts in ["2", "4", "2,2", "3,1", "1,2,1", "1,1,2,1"] {
+    for counts in ["2", "4", "2,2", "3,1", "1,2,1", "1,1,2,1", "2,2,2,2", "4,4,4,4"] {
         on_both(counts, "gpus.verbs", "", |stand_in, outcomes| {
             assert_all_succeeded(outcomes);
             stand_in.assert_nothing_left();

@@ -593,7 +593,7 @@ static void use_trainers(uform_mesh_t const *mesh, char const *directory) {
         void *same_gradient = NULL;
         SUCCEED(uform_trainer_parameter_on(trainer, "weights", 0, &same, &byte_count));
         SUCCEED(uform_trainer_gradient_on(trainer, "weights", 0, &same_gradient, &byte_count));
-        EXPECT(same == pointer && same_gradient == writable);
+        EXPECT(same == pointer && same_gradient == gradient);
         REFUSE(invalid, "device = 1", uform_trainer_parameter_on(trainer, "weights", 1, &same, &byte_count));
         REFUSE(invalid, "device = 1", uform_trainer_gradient_on(trainer, "weights", 1, &same_gradient, &byte_count));
     }

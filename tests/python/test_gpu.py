@@ -368,7 +368,9 @@ def run_on_gpus(folder: Path, source: str, count: int = 2) -> list[str]:
         ["init 0", f"count {count}", "cuda 12080", f"delay {6000 // count}"],
         "9 0 16896 1048576 18 0 0 0 0 0 0 0 NVIDIA H100",
     )
-    answers += [f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(count)]
+    answers += [
+        f"device {n} 0 0 GPU-0000000{n}-1111-2222-3333-444444444444 1{n} {rest}" for n in range(count)
+    ]
     (folder / "answers").write_text("\n".join(answers) + "\n")
     job, program, meeting = f"test-{uuid.uuid4().hex}", folder / "program.py", folder / "meeting"
     program.write_text(source if source is SEVERAL else PREAMBLE + source + END)

@@ -6,7 +6,7 @@ use super::watch::Watch;
 use super::{Call, SharedCommunicator, Turn, join};
 use crate::communicator::descriptor::{Descriptor, Lies};
 use crate::communicator::{SharedArena, small};
-use crate::error::{Error, Missing, Result};
+use crate::error::{Error, Result};
 use crate::sys::shared::Segment;
 use crate::sys::{Span, SpanMut};
 use crate::vocabulary::Verb;
@@ -124,17 +124,15 @@ impl SharedCommunicator {
 
     /// Everything that ends the wait for messages of these indexes.
     fn look_at(&self, watch: &Watch<'_>, lagging: &[usize]) -> Result<()> {
-        let seat_of = |index: &usize| self.seats.iter().position(|seat| seat == index);
-        for seat in lagging.iter().filter_map(seat_of) {
+        let seats = || {
+            let seat_of = |index: &usize| self.seats.iter().position(|seat| seat == index);
+            lagging.iter().filter_map(seat_of).collect::<Vec<_>>()
+        };
+        for seat in seats() {
             self.check_seat(seat, u64::MAX, watch)?;
         }
-        watch.deadline.check(&watch.phase(), || {
-            let word = |index: &usize| Missing {
-                index: *index,
-                last_word: seat_of(index).map_or_else(String::new, |seat| self.last_word(seat)),
-            };
-            lagging.iter().map(word).collect()
-        })?;
+        self.warn_if_late(watch, &seats);
+        watch.deadline.check(&watch.phase(), || self.missing(&seats()))?;
         self.closed().map_or(Ok(()), Err::<(), Error>)
     }
 }

@@ -116,20 +116,9 @@ impl SharedCommunicator {
         for seat in behind() {
             self.check_seat(seat, target, watch)?;
         }
-        let missing = || {
-            let missing = |seat: usize| Missing { index: self.seats[seat], last_word: self.last_word(seat) };
-            behind().map(missing).collect::<Vec<_>>()
-        };
-        let waited = watch.deadline.waited();
-        let is_late = |limit| waited > limit && !watch.was_warned.get();
-        if is_late(PATIENCE) || is_late(STOPPED_PATIENCE) && behind().any(|seat| self.is_stopped(seat)) {
-            watch.was_warned.set(true);
-            let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
-            let names = names.collect::<Vec<_>>().join("; ");
-            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
-        }
+        self.warn_if_late(watch, &|| behind().collect());
         if watch.deadline.passed() {
-            let missing = missing();
+            let missing = self.missing(&behind().collect::<Vec<_>>());
             // The last of them may just have come: then there is nobody to name, and the wait has ended.
             if !missing.is_empty() {
                 let (phase, waited) = (watch.phase(), watch.deadline.waited());
@@ -137,6 +126,27 @@ impl SharedCommunicator {
             }
         }
         Ok(())
+    }
+
+    /// Says once for whom a call waits long.
+    pub(super) fn warn_if_late(&self, watch: &Watch<'_>, behind: &dyn Fn() -> Vec<usize>) {
+        let waited = watch.deadline.waited();
+        let is_late = |limit| waited > limit && !watch.was_warned.get();
+        if is_late(PATIENCE)
+            || is_late(STOPPED_PATIENCE) && behind().into_iter().any(|seat| self.is_stopped(seat))
+        {
+            watch.was_warned.set(true);
+            let missing = self.missing(&behind()).into_iter();
+            let names = missing.map(|one| format!("index {} ({})", one.index, one.last_word));
+            let names = names.collect::<Vec<_>>().join("; ");
+            tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
+        }
+    }
+
+    /// Seats as errors name them, with what they were last seen doing.
+    pub(super) fn missing(&self, seats: &[usize]) -> Vec<Missing> {
+        let missing = |seat: &usize| Missing { index: self.seats[*seat], last_word: self.last_word(*seat) };
+        seats.iter().map(missing).collect()
     }
 
     /// Whether a seat that is behind can still come.

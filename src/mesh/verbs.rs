@@ -16,7 +16,7 @@ use crate::vocabulary::{ReduceOp, Verb};
 pub const VERB_TIMEOUT_SECONDS: f64 = 1800.0;
 
 /// Calls on arrays from this size on are shared among the threads of their executor: below, waking them takes as long as they save.
-const CREW_BYTES: usize = 2 << 20;
+const CREW_BYTES: usize = 8 << 20;
 
 /// The bytes of the longer array of a call.
 fn longest(call: &Call<'_>) -> usize {

@@ -153,7 +153,7 @@ fn executor(threads: usize) -> Executor {
 
 /// The bytes that a mesh on this executor gives, deferred or not.
 fn sums(mesh: &Mesh, verb: Verb, is_deferred: bool) -> Vec<f32> {
-    let length = 1_200_007;
+    let length = 2_400_007;
     let part = length / mesh.count();
     let given = (0..length).map(|at| number(mesh.index(), at) as f32).collect::<Vec<_>>();
     let (short, long) = (vec![0.0_f32; part], vec![0.0_f32; length * mesh.count()]);

@@ -34,10 +34,11 @@ fn end(error: &Error) {
 }
 
 /// Index 1 sends and closes its mesh before index 0 receives: the message comes, and no other.
-fn leaves(index: usize, _count: usize, _argument: &str) {
+fn leaves(index: usize, _count: usize, argument: &str) {
     let mesh = bootstrap();
     let part = mesh.split(Some(0), 0).expect("all come").expect("a color");
-    let mut numbers = [index as f32; 10];
+    let length = argument.parse::<usize>().expect("a number");
+    let mut numbers = vec![index as f32; length];
     if index == 1 {
         part.send(&numbers, 0, 3).expect("there is room for it");
         part.close().expect("idle");
@@ -47,7 +48,7 @@ fn leaves(index: usize, _count: usize, _argument: &str) {
     }
     wait_for("left");
     part.receive(&mut numbers, 1, 3).unwrap_or_else(|error| panic!("it was sent: {}", error.chain()));
-    assert_eq!(numbers, [1.0; 10]);
+    assert_eq!(numbers, vec![1.0; length]);
     let error = part.receive(&mut numbers, 1, 3).expect_err("nothing more was sent");
     assert!(matches!(error, Error::Lost { index: 1, .. }), "{error}");
     mesh.barrier().expect("all come");
@@ -113,12 +114,16 @@ fn killed(networks: &[String]) {
 }
 
 fn what_was_sent_counts(networks: &[String]) {
-    let mut run = Setup::new(2, "pairs.leaves").networks(networks).deadline(MINUTES).start();
-    run.wait_for(1, "left");
-    // What it closed has gone before the other one looks.
-    std::thread::sleep(Duration::from_millis(100));
-    tell(&run, "left");
-    assert_all_succeeded(&run.finish());
+    // The second one is answered by a word of how much was taken.
+    for length in ["10", "9000"] {
+        let setup = Setup::new(2, "pairs.leaves").argument(length).networks(networks);
+        let mut run = setup.deadline(MINUTES).start();
+        run.wait_for(1, "left");
+        // What it closed has gone before the other one looks.
+        std::thread::sleep(Duration::from_millis(100));
+        tell(&run, "left");
+        assert_all_succeeded(&run.finish());
+    }
 }
 
 #[test]

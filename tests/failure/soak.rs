@@ -54,7 +54,7 @@ where
 {
     let (own, count) = (mesh.index(), mesh.count());
     let is_large = dice.throw(24) == 0;
-    let length = if is_large { 600_007 } else { [0, 1, 7, 300, 5_000, 40_003][dice.throw(6)] };
+    let length = if is_large { 1_100_003 } else { [0, 1, 7, 300, 5_000, 40_003][dice.throw(6)] };
     let values = |index| (0..length).map(|at| element::<T>(index, at)).collect::<Vec<T>>();
     let sum = |at| (0..count).map(|index| element::<T>(index, at)).sum::<T>();
     // What a member has for another one.

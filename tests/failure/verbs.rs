@@ -19,7 +19,7 @@ const MINUTES: Duration = Duration::from_secs(180);
 /// Within which a death is promised to be seen.
 const PROMISE: Duration = Duration::from_secs(1);
 /// Elements of an array: several rounds through the stages, and enough for all threads of an executor.
-const LENGTH: usize = 900_001;
+const LENGTH: usize = 2_200_001;
 const VERBS: [(&str, Verb); 8] = [
     ("all_reduce", Verb::AllReduce),
     ("reduce", Verb::Reduce),
@@ -212,7 +212,9 @@ fn a_death_in_any_verb_on_several_threads_is_lost_by_name_and_the_others_go_on()
 
 #[test]
 fn one_that_stands_still_in_any_verb_is_warned_of_and_work_goes_on_when_it_wakes() {
-    some_at_a_time(&names(), |name| {
+    // Members that form the part of a split wait without this warning.
+    let names = names().into_iter().filter(|name| *name != "split").collect::<Vec<_>>();
+    some_at_a_time(&names, |name| {
         let setup = Setup::new(3, "verbs.stops").argument(&format!("{name} wakes"));
         let mut run = setup.deadline(MINUTES).start();
         (0..3).for_each(|position| run.wait_for(position, "inside"));

@@ -152,9 +152,11 @@ impl<'c, P: Passage> Course<'c, '_, P> {
         loop {
             let mut link = held.take().unwrap_or_else(|| self.pair.link());
             let moved = self.advance(&mut link);
-            // Who never said a word here has nothing that must arrive, and may find the other side gone after its last message.
+            // Who never said a word here has nothing that must arrive, and neither has a receive that has its message where the other
+            // side is gone: what it says then is how much of its room is free again.
+            let is_had = verdict.is_err() && self.call.verb == Verb::Receive;
             if let Step::Leaving(place, error) = &mut self.step
-                && (link.is_silent() || self.pair.passage.is_sent())
+                && (link.is_silent() || self.pair.passage.is_sent() || is_had && *place == 0)
                 && link.has_gone(*place)
             {
                 return error.take().map_or(Ok(()), Err);

@@ -1,7 +1,8 @@
 """Measures what the check of a call and its record add to a call of two processes: `make bench-check`.
 
-The same calls, by the library as it is and by a build of it without check, record and call sites, in turns. Each round of a build is
-one run of `benches/latency.rs`; the figure is the median over the rounds of what the two builds of one round differ by.
+The same calls, by the library as it is and by a build of it without check, record and call sites, in turns.
+Each round of a build is one run of `benches/latency.rs`; the figure is the median over the rounds of what the two
+builds of one round differ by.
 """
 
 import os
@@ -16,7 +17,7 @@ UNCHECKED = "--cfg uform_unchecked"
 
 
 def latencies(target: Path, flags: str) -> dict[str, float]:
-    """The nanoseconds of each call, by a build of its own."""
+    """Give the nanoseconds of each call, by a build of its own."""
     command = ["cargo", "bench", "--quiet", "--locked", "--bench", "latency"]
     environment = os.environ | {"CARGO_TARGET_DIR": str(target), "RUSTFLAGS": flags}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -25,6 +26,7 @@ def latencies(target: Path, flags: str) -> dict[str, float]:
 
 
 def main() -> None:
+    """Build twice, measure in turns, and print what they differ by."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     target = Path(os.environ.get("CARGO_TARGET_DIR", "target")).absolute()
     given = os.environ.get("RUSTFLAGS", "")

@@ -88,7 +88,8 @@ impl Member {
     }
 }
 
-fn value(index: usize, position: usize) -> f64 {
+/// The element of a member, or of one of its GPUs, at a position.
+pub(super) fn value(index: usize, position: usize) -> f64 {
     index as f64 * 1e6 + position as f64
 }
 

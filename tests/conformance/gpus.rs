@@ -7,6 +7,7 @@ use uform::sys::{Deadline, Element, Span, SpanMut};
 use uform::vocabulary::{Dtype, ReduceOp, Verb};
 use uform::{Arena, Call, Executor, GpuArrays, Mesh, MeshOptions, VramOptions};
 
+use super::ccl::value;
 use super::gpu::{amd, amd_linked, nvidia, nvidia_linked, options, soon};
 use crate::harness::stand_in::StandIn;
 use crate::harness::{Folder, Outcome, Role, Setup, assert_all_succeeded, say, transcript};
@@ -114,10 +115,6 @@ impl Member {
         drop(self.arena);
         self.executor.finish(&soon()).expect("idle");
     }
-}
-
-fn value(place: usize, position: usize) -> f64 {
-    place as f64 * 1e6 + position as f64
 }
 
 fn values(place: usize, length: usize) -> Vec<f64> {

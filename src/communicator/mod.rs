@@ -21,6 +21,7 @@ mod small;
 mod spread;
 pub mod tcp;
 pub mod tiered;
+mod warning;
 
 use std::sync::Arc;
 

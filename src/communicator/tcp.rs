@@ -33,6 +33,7 @@ use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
 use super::pair::Pair;
 use super::parts;
+use super::warning::{PATIENCE, names};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Awaited;
@@ -45,8 +46,6 @@ use crate::vocabulary::Verb;
 const PIECE_BYTES: usize = 256 << 10;
 /// Refusals of one call that peers are told of.
 const REFUSAL_LIMIT: u32 = 8;
-/// When a call that still waits says so.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A group whose members are connected over the network.
 ///
@@ -300,8 +299,7 @@ impl TcpCommunicator {
             lagging.iter().map(word).collect::<Vec<_>>()
         };
         if watch.deadline.waited() > PATIENCE && !watch.was_warned.replace(true) {
-            let names = missing().into_iter().map(|one| format!("index {} ({})", one.index, one.last_word));
-            let names = names.collect::<Vec<_>>().join("; ");
+            let names = names(missing());
             tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase);
         }
         if watch.deadline.passed() && !lagging.is_empty() {

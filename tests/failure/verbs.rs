@@ -57,7 +57,8 @@ fn call(mesh: &Mesh, arrays: &mut Arrays, name: &str, deadline: &Deadline<'_>) -
     let Some((_, verb)) = VERBS.iter().find(|(known, _)| *known == name) else {
         return match name {
             "exchange" => mesh.exchange(&[7; 100_000], deadline).map(drop),
-            "split" => mesh.split(Some(0), 0).map(drop),
+            "split" => mesh.split_within(Some(0), 0, deadline).map(drop),
+            "receive" => messages(mesh, deadline),
             "arena" => mesh.arena(1 << 20, deadline).map(drop),
             _ => mesh.run(Call::of::<u8>(Verb::Barrier, ReduceOp::Sum, 0, None, SpanMut::empty()), deadline),
         };
@@ -78,6 +79,21 @@ fn call(mesh: &Mesh, arrays: &mut Arrays, name: &str, deadline: &Deadline<'_>) -
         None => (Span::of(given).part(0..input_bytes)?, SpanMut::of(got).into_part(0..output_bytes)?),
     };
     mesh.run(Call::of::<f32>(*verb, ReduceOp::Max, 0, Some(input), output), deadline)
+}
+
+/// Index 1 and each of the others send to each other, and receive.
+fn messages(mesh: &Mesh, deadline: &Deadline<'_>) -> Result<()> {
+    let others = if mesh.index() == 1 { vec![0, 2] } else { vec![1] };
+    let (given, mut got) = ([1_u8; 8], [0_u8; 8]);
+    for other in &others {
+        let input = Some(Span::of(&given));
+        mesh.run(Call::of::<u8>(Verb::Send, ReduceOp::Sum, *other, input, SpanMut::empty()), deadline)?;
+    }
+    for other in &others {
+        let output = SpanMut::of(&mut got);
+        mesh.run(Call::of::<u8>(Verb::Receive, ReduceOp::Sum, *other, None, output), deadline)?;
+    }
+    Ok(())
 }
 
 /// An executor of so many threads.
@@ -144,7 +160,10 @@ fn stops(index: usize, _count: usize, argument: &str) {
         Error::Lost { phase, .. } => assert!(phase.contains("timed out"), "{error}"),
         Error::TimedOut { phase, missing, .. } => {
             assert_ne!(index, 1, "{error}");
-            assert!(phase.contains(&format!("{name} #")), "{error}");
+            // The part of a split is formed in phases with names of their own.
+            let is_named =
+                phase.contains(&format!("{name} #")) || name == "split" && phase.contains("of split ");
+            assert!(is_named, "{error}");
             assert_eq!(missing.iter().map(|one| one.index).collect::<Vec<_>>(), [1], "{error}");
             assert!(missing[0].last_word.contains("stopped by a signal"), "{error}");
         }
@@ -188,6 +207,11 @@ fn names() -> Vec<&'static str> {
     VERBS.iter().map(|(name, _)| *name).chain(OTHERS).collect()
 }
 
+/// All verbs, the receiving of messages, and splits some more times: a member of those waits in several ways.
+fn waiting() -> Vec<&'static str> {
+    names().into_iter().chain(["receive", "split", "split", "split"]).collect()
+}
+
 #[test]
 fn a_death_in_any_verb_is_lost_by_name_and_the_others_go_on() {
     for (position, name) in names().into_iter().enumerate() {
@@ -212,9 +236,7 @@ fn a_death_in_any_verb_on_several_threads_is_lost_by_name_and_the_others_go_on()
 
 #[test]
 fn one_that_stands_still_in_any_verb_is_warned_of_and_work_goes_on_when_it_wakes() {
-    // Members that form the part of a split wait without this warning.
-    let names = names().into_iter().filter(|name| *name != "split").collect::<Vec<_>>();
-    some_at_a_time(&names, |name| {
+    some_at_a_time(&waiting(), |name| {
         let setup = Setup::new(3, "verbs.stops").argument(&format!("{name} wakes"));
         let mut run = setup.deadline(MINUTES).start();
         (0..3).for_each(|position| run.wait_for(position, "inside"));
@@ -241,8 +263,7 @@ fn one_that_stands_still_in_any_verb_is_warned_of_and_work_goes_on_when_it_wakes
 
 #[test]
 fn one_that_stands_still_beyond_the_deadline_of_any_verb_is_named_and_finds_the_group_ended() {
-    let names = names().into_iter().filter(|name| *name != "split").collect::<Vec<_>>();
-    some_at_a_time(&names, |name| {
+    some_at_a_time(&waiting(), |name| {
         let setup = Setup::new(3, "verbs.stops").argument(&format!("{name} sleeps"));
         let mut run = setup.deadline(MINUTES).start();
         (0..3).for_each(|position| run.wait_for(position, "inside"));

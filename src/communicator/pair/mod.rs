@@ -20,6 +20,7 @@ use self::frame::{Ask, FRAME_BYTES, Frame};
 use self::link::{Arrival, Attempted, CHUNK_BYTES, Link, Reply};
 use super::Call;
 use super::carrier::Trouble;
+use super::warning::Warning;
 use crate::error::{Error, Missing, Result};
 use crate::sys::network::Moved;
 use crate::sys::{CHECK_INTERVAL, Deadline, Span};
@@ -29,8 +30,6 @@ use crate::vocabulary::Verb;
 pub(super) const BUFFER_BYTES: u64 = 64 << 10;
 /// Bytes that are sent between two looks at what else there is to do.
 const LOOK_BYTES: usize = 1 << 20;
-/// When a call that still waits says so.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one of several threads in calls with the same member sleeps: another one may have taken what was for it.
 const SHARED_PAUSE: Duration = Duration::from_millis(1);
 
@@ -60,6 +59,9 @@ pub(super) trait Group {
 
     /// What a seat was last seen doing.
     fn last_word(&self, seat: usize) -> String;
+
+    /// Whether a signal or a debugger has stopped the process of a seat, as far as this member can tell.
+    fn is_stopped(&self, seat: usize) -> bool;
 
     /// The error of a seat whose stream ended or carried what no member sends.
     fn lost(&self, seat: usize, phase: String) -> Error;
@@ -146,7 +148,7 @@ impl<P: Passage> Pair<P> {
 
 impl<'c, P: Passage> Course<'c, '_, P> {
     fn run(mut self, link: MutexGuard<'c, Link>, deadline: &Deadline<'_>) -> Result<()> {
-        let (patience, mut looked, mut was_warned) = (Patience::default(), Instant::now(), false);
+        let (patience, mut looked, warning) = (Patience::default(), Instant::now(), Warning::new(deadline));
         let mut held = Some(link);
         let mut verdict = Ok(());
         loop {
@@ -182,7 +184,7 @@ impl<'c, P: Passage> Course<'c, '_, P> {
                     self.say_want(&mut link)?;
                 }
                 drop(link);
-                verdict = self.look(&mut was_warned, deadline);
+                verdict = self.look(&warning, deadline);
                 continue;
             }
             if moved {
@@ -357,21 +359,17 @@ impl<'c, P: Passage> Course<'c, '_, P> {
     }
 
     /// Everything that ends the wait but its success.
-    fn look(&self, was_warned: &mut bool, deadline: &Deadline<'_>) -> Result<()> {
+    fn look(&self, warning: &Warning, deadline: &Deadline<'_>) -> Result<()> {
         let phase = self.phase();
         deadline.check_interrupt(&phase)?;
         self.group.check(self.seat, &phase)?;
-        let is_late = deadline.waited() > PATIENCE && !*was_warned;
-        if !is_late && !deadline.passed() {
-            return Ok(());
-        }
-        let last_word = format!("{}{}", self.group.last_word(self.seat), self.pair.link().last_word());
-        let index = self.group.index(self.seat);
-        if is_late {
-            *was_warned = true;
-            tracing::warn!("index {} waits in {phase} for index {index} ({last_word})", self.group.own());
-        }
-        deadline.check(&phase, || vec![Missing { index, last_word }])
+        let missing = || {
+            let last_word = format!("{}{}", self.group.last_word(self.seat), self.pair.link().last_word());
+            vec![Missing { index: self.group.index(self.seat), last_word }]
+        };
+        let is_stopped = || self.group.is_stopped(self.seat);
+        warning.if_late(deadline, is_stopped, (self.group.own(), &phase), missing);
+        deadline.check(&phase, missing)
     }
 
     /// Why a stream cannot go on, as an error.

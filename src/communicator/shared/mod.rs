@@ -31,6 +31,7 @@ use self::watch::Watch;
 use super::descriptor::{self, Cause, Descriptor, again};
 use super::gate::{self, Gate};
 use super::pair::Pair;
+use super::warning::{STOPPED, Warning};
 use super::{Call, Communicator, SharedArena};
 use crate::error::{Error, Missing, Result};
 use crate::recorder::IS_ON;
@@ -156,11 +157,16 @@ impl SharedCommunicator {
             return Err(Error::invalid("own", group.own, "group", reason));
         }
         let phase = format!("joining the group {}", group.name);
+        let warning = Warning::new(deadline);
         let look = |lagging: &[usize]| {
-            deadline.check(&phase, || {
-                let last_word = "alive, has not joined".to_owned();
-                lagging.iter().map(|index| Missing { index: *index, last_word: last_word.clone() }).collect()
-            })
+            let missing = || {
+                let life = |index: &usize| if proof.0.is_stopped(*index) { STOPPED } else { "alive" };
+                let word = |index: &usize| format!("{}, has not joined", life(index));
+                lagging.iter().map(|index| Missing { index: *index, last_word: word(index) }).collect()
+            };
+            let is_any_stopped = || lagging.iter().any(|index| proof.0.is_stopped(*index));
+            warning.if_late(deadline, is_any_stopped, (proof.0.index, &phase), missing);
+            deadline.check(&phase, missing)
         };
         let swap = join::Swap {
             proved: &proof.0,

@@ -244,6 +244,10 @@ impl Group for SharedCommunicator {
         Self::last_word(self, seat)
     }
 
+    fn is_stopped(&self, seat: usize) -> bool {
+        Self::is_stopped(self, seat)
+    }
+
     fn lost(&self, seat: usize, phase: String) -> Error {
         Self::lost(self, self.seats[seat], phase)
     }

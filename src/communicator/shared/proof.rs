@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::communicator::handshake::{Challenge, Greeting, Medium, Pair, Side};
+use crate::communicator::warning::{self, STOPPED, Warning};
 use crate::error::{Error, Missing, Result};
 use crate::rendezvous::RunKey;
 use crate::sys::peer::Peer;
@@ -110,6 +111,13 @@ pub(super) struct Proved {
     _trial: Segment,
 }
 
+impl Proved {
+    /// Whether a signal or a debugger has stopped a member of this host.
+    pub(super) fn is_stopped(&self, index: usize) -> bool {
+        self.mates.get(&index).and_then(|mate| mate.peer.as_ref()).is_some_and(Peer::is_stopped)
+    }
+}
+
 /// What one member of a host has proved; communicators are joined on it. Clones are handles to the same.
 #[derive(Clone, Debug)]
 pub struct Proof(pub(super) Arc<Proved>);
@@ -179,12 +187,15 @@ impl Proof {
             let why = "this member cannot open its memory, as they run in containers or as users apart";
             return Err(Error::unsupported(format!("a file of index {index}"), why));
         };
+        let warning = Warning::new(deadline);
         loop {
             if let Some((_, Some(file))) = mate.letter(name.as_bytes(), name)? {
                 return Ok(file);
             }
-            let word = || vec![Missing { index, last_word: "alive, has sent no file".to_owned() }];
-            deadline.check(name, word)?;
+            let life = || if self.0.is_stopped(index) { STOPPED } else { "alive" };
+            let missing = || vec![Missing { index, last_word: format!("{}, has sent no file", life()) }];
+            warning.if_late(deadline, || self.0.is_stopped(index), (self.0.index, name), missing);
+            deadline.check(name, missing)?;
             socket::wait_readable(&[mate.conversation.descriptor()], deadline.pause());
         }
     }
@@ -259,6 +270,8 @@ struct Gathering<'a> {
 impl Gathering<'_> {
     fn run(mut self, deadline: &Deadline<'_>) -> Result<BTreeMap<usize, Mate>> {
         let mut looked = deadline.waited();
+        let warning = Warning::new(deadline);
+        let phase = format!("{PHASE} of {}", self.roster.run);
         loop {
             while let Some(conversation) = self.doorway.accept()? {
                 if !conversation.is_same_user() {
@@ -285,19 +298,31 @@ impl Gathering<'_> {
             if deadline.waited().saturating_sub(looked) >= DEATH_INTERVAL || deadline.passed() {
                 looked = deadline.waited();
                 self.check_deaths()?;
+                let is_stopped = |index: usize| self.is_stopped(index);
+                let is_any_stopped = || self.missing().into_iter().any(is_stopped);
+                warning.if_late(deadline, is_any_stopped, (self.index, &phase), || self.last_words());
             }
-            let silent = "alive, has not connected";
-            deadline.check(PHASE, || {
-                let words = |index: &usize| self.words.get(index).map_or(silent, String::as_str).to_owned();
-                let missing = self.missing().into_iter();
-                missing.map(|index| Missing { index, last_word: words(&index) }).collect()
-            })?;
+            deadline.check(PHASE, || self.last_words())?;
             self.sleep(deadline);
         }
     }
 
     fn missing(&self) -> Vec<usize> {
         self.wanted.iter().copied().filter(|index| !self.mates.contains_key(index)).collect()
+    }
+
+    fn is_stopped(&self, index: usize) -> bool {
+        warning::is_stopped(self.roster, self.index, index)
+    }
+
+    /// Those that are missing, with what is known of each.
+    fn last_words(&self) -> Vec<Missing> {
+        let words = |index: usize| {
+            let life = if self.is_stopped(index) { STOPPED } else { "alive" };
+            let silent = || format!("{life}, has not connected");
+            self.words.get(&index).cloned().unwrap_or_else(silent)
+        };
+        self.missing().into_iter().map(|index| Missing { index, last_word: words(index) }).collect()
     }
 
     fn check_deaths(&self) -> Result<()> {

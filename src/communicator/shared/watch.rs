@@ -5,15 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::control::{self, Control, State};
 use super::{SPINS, SharedCommunicator, YIELDS};
+use crate::communicator::warning::{PATIENCE, STOPPED, STOPPED_PATIENCE, names};
 use crate::error::{Error, Missing, Result};
 use crate::sys::peer::Peer;
 use crate::sys::{CHECK_INTERVAL, Deadline};
 use crate::vocabulary::Verb;
 
-/// When a call that still waits says so.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// When it says so if a signal or a debugger has stopped one that it waits for.
-const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest a failed call waits until its peers have let go of its memory.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -136,9 +133,7 @@ impl SharedCommunicator {
             || is_late(STOPPED_PATIENCE) && behind().into_iter().any(|seat| self.is_stopped(seat))
         {
             watch.was_warned.set(true);
-            let missing = self.missing(&behind()).into_iter();
-            let names = missing.map(|one| format!("index {} ({})", one.index, one.last_word));
-            let names = names.collect::<Vec<_>>().join("; ");
+            let names = names(self.missing(&behind()));
             tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
         }
     }
@@ -228,7 +223,7 @@ impl SharedCommunicator {
     /// What a member was last seen doing.
     pub(super) fn last_word(&self, seat: usize) -> String {
         let (sequence, _) = control::call_of(self.controls[seat].progress());
-        let life = if self.is_stopped(seat) { "stopped by a signal" } else { "alive" };
+        let life = if self.is_stopped(seat) { STOPPED } else { "alive" };
         let refusal =
             self.controls[seat].refusal(sequence).map_or_else(String::new, |text| format!(", {text}"));
         format!("{}, {life}{refusal}", self.doing(seat))

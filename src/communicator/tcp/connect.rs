@@ -11,6 +11,7 @@ use super::address::{self, Publication, Published, Selection};
 use super::dial::{Dial, Step};
 use crate::communicator::carrier::Carrier;
 use crate::communicator::handshake::{GREETING_LIMIT, Greeting, Medium, Pair, Side};
+use crate::communicator::warning::{self, STOPPED, Warning};
 use crate::error::{Error, Missing, Result};
 use crate::rendezvous::RunKey;
 use crate::sys::network::{self, Interface, Moved, Port, Stream};
@@ -267,6 +268,7 @@ struct Gathering<'a> {
 
 impl Gathering<'_> {
     fn run(mut self, deadline: &Deadline<'_>) -> Result<BTreeMap<usize, Linked>> {
+        let warning = Warning::new(deadline);
         loop {
             self.accept()?;
             for guest in std::mem::take(&mut self.guests) {
@@ -279,10 +281,13 @@ impl Gathering<'_> {
             if self.missing().next().is_none() {
                 return self.links();
             }
-            deadline.check(PHASE, || {
+            let missing = || {
                 let word = |index| Missing { index, last_word: self.last_word(index) };
                 self.missing().map(word).collect()
-            })?;
+            };
+            let is_any_stopped = || self.missing().any(|index| self.is_stopped(index));
+            warning.if_late(deadline, is_any_stopped, (self.index, PHASE), missing);
+            deadline.check(PHASE, missing)?;
             self.sleep(deadline);
         }
     }
@@ -312,12 +317,18 @@ impl Gathering<'_> {
         Ok(links)
     }
 
+    /// Whether a member of the same kernel, in another container for example, is stopped.
+    fn is_stopped(&self, index: usize) -> bool {
+        warning::is_stopped(self.roster, self.index, index)
+    }
+
     fn last_word(&self, index: usize) -> String {
         let published = self.publications.get(index).map(ToString::to_string).unwrap_or_default();
         let published = if published.is_empty() { "nothing".to_owned() } else { published };
         let attempts = self.dials.get(&index).map(Dial::words).unwrap_or_default();
         let word = self.words.get(&index).map(String::as_str);
-        let word = word.unwrap_or(if index > self.index { "has not connected" } else { "is not connected" });
+        let silent = if index > self.index { "has not connected" } else { "is not connected" };
+        let word = word.unwrap_or(if self.is_stopped(index) { STOPPED } else { silent });
         format!("{word}; it published {published}{attempts}")
     }
 

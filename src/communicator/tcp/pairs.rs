@@ -79,6 +79,11 @@ impl Group for TcpCommunicator {
         self.gate.peek(word).flatten().unwrap_or_else(busy)
     }
 
+    fn is_stopped(&self, _seat: usize) -> bool {
+        // The network does not tell.
+        false
+    }
+
     fn lost(&self, seat: usize, phase: String) -> Error {
         match self.peers.get(seat) {
             Some(Some(peer)) => peer.lost(phase),

@@ -219,6 +219,15 @@ impl Segment {
         Some(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
+    /// The eight 64-bit words of the line at a byte offset that is a multiple of 64; `None` if it does not lie within.
+    #[inline]
+    #[must_use]
+    pub fn line(&self, offset: usize) -> Option<&[AtomicU64; 8]> {
+        let pointer = self.word_at(offset, 64)?;
+        // SAFETY: as for `word32`, for eight words one after the other.
+        Some(unsafe { &*pointer.cast() })
+    }
+
     /// Where an address lies in it, if `byte_count` bytes from there on do.
     #[must_use]
     pub fn offset_of(&self, pointer: *const u8, byte_count: usize) -> Option<usize> {

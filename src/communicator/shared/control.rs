@@ -87,10 +87,19 @@ pub(super) const fn call_of(place: u64) -> (u64, u64) {
 /// pair in 2^64.
 #[inline]
 fn fingerprint(words: [u64; 5]) -> u64 {
-    // Multiplication by an odd number and a shift that folds the upper half down can both be undone.
-    words.into_iter().fold(0, |all, word| {
-        let mixed = (all ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed ^ (mixed >> 32)
+    // Odd numbers without a pattern, one for each word.
+    const MIX: [u64; 5] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xbf58_476d_1ce4_e5b9,
+        0x94d0_49bb_1331_11eb,
+        0xd6e8_feb8_6659_fd93,
+        0xc2b2_ae3d_27d4_eb4f,
+    ];
+    // A shift that folds the upper half down and multiplication by an odd number can both be undone. The first shift lets the upper
+    // bits reach the others, whose changes differ from word to word. No word waits for another.
+    words.into_iter().zip(MIX).fold(0, |all, (word, odd)| {
+        let mixed = (word ^ (word >> 32)).wrapping_mul(odd);
+        all.wrapping_add(mixed ^ (mixed >> 32))
     })
 }
 
@@ -268,8 +277,8 @@ impl Control {
             descriptor.lies.map_or((0, 0, 0), |lies| (lies.arena, lies.offset, lies.output));
         let Descriptor { sequence, count, root, shape, .. } = *descriptor;
         let words = [sequence, kinds, count, root, arena, offset, shape, output];
-        for (position, word) in words.into_iter().enumerate() {
-            self.word64(Self::slot(sequence) + 8 * position).store(word, Ordering::Relaxed);
+        if let Some(line) = self.segment.line(Self::slot(sequence)) {
+            line.iter().zip(words).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
         }
         let compared = [sequence, kinds, count, root, shape];
         self.word64(Self::note(sequence)).store(fingerprint(compared), Ordering::Relaxed);
@@ -340,6 +349,13 @@ mod tests {
                 other[position] ^= 1 << bit;
                 assert!(seen.insert(fingerprint(other)), "bit {bit} of word {position}");
             }
+        }
+        // Small changes of several words at once, as calls differ by.
+        let mut seen = std::collections::BTreeSet::new();
+        for number in 0..8_u64.pow(5) {
+            let part = |word: u32| (number >> (3 * word)) & 7;
+            let words = [part(0), part(1) << 8, part(2), part(3), part(4) << 61];
+            assert!(seen.insert(fingerprint(words)), "{words:?}");
         }
     }
 

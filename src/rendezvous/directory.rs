@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use attempt::{Attempt, Stage, insist, published_by};
-use ground::{Folder, Ground, Machine, Own};
+use ground::{Folder, Ground, Machine, Own, forget_slowest, slowest};
 use job::{Job, Pace, Watch};
 
 use super::reason::Reason;
 use super::record::{self, Identity, Life, Note, Outcome, PAYLOAD_LIMIT, Proposal, Registration, job_folder};
 use super::{Exchange, RunKey};
-use crate::error::{Error, Result};
+use crate::error::{Error, Missing, Result};
 use crate::sys::{Deadline, file, process};
 use crate::topology::{Introduction, Member, Process, Roster};
 
@@ -61,6 +61,7 @@ struct Party {
 
 impl Party {
     fn open(ground: Arc<dyn Ground>, meeting: &Meeting, deadline: &Deadline<'_>) -> Result<Self> {
+        forget_slowest();
         let refuse = |argument: &str, value: &dyn std::fmt::Display, reason: String| {
             Error::invalid(argument, value, "rendezvous", reason)
         };
@@ -86,7 +87,7 @@ impl Party {
         if meeting.index == 0 {
             job::reclaim_all(&root, &own)?;
         }
-        let job = enter(&root, &folder_name, deadline)?;
+        let job = enter(&root, &folder_name, own.index, deadline)?;
         let is_unique = meeting.attempt_is_unique;
         let (announced, reason) = ((false, false), RefCell::new(None));
         Ok(Self { root, folder_name, job, own, registration, survey, is_unique, announced, reason })
@@ -94,7 +95,7 @@ impl Party {
 
     /// Enters the job's folder again after somebody removed it.
     fn enter(&mut self, deadline: &Deadline<'_>) -> Result<()> {
-        self.job = enter(&self.root, &self.folder_name, deadline)?;
+        self.job = enter(&self.root, &self.folder_name, self.own.index, deadline)?;
         self.announced.1 = false;
         Ok(())
     }
@@ -131,6 +132,7 @@ impl Party {
         match error {
             // What another member told has its own files.
             Error::TimedOut { phase, waited, missing } if self.reason.borrow().is_none() => {
+                let slow = slowest(waited);
                 let mut found = self.job.obstacles();
                 found.extend(attempt.map(|attempt| attempt.obstacles(&self.own)).unwrap_or_default());
                 let more = found.len().saturating_sub(TOLD);
@@ -139,6 +141,15 @@ impl Party {
                     (true, _) => phase,
                     (false, 0) => format!("{phase}, hindered by {},", found.join(", ")),
                     (false, more) => format!("{phase}, hindered by {} and {more} more,", found.join(", ")),
+                };
+                let (phase, missing) = match slow {
+                    None => (phase, missing),
+                    // Nobody but the file system has kept this member waiting.
+                    Some(slow) if missing.is_empty() => {
+                        let last_word = format!("this process: its file system {slow}");
+                        (phase, vec![Missing { index: self.own.index, last_word }])
+                    }
+                    Some(slow) => (format!("{phase}, on a file system that {slow},"), missing),
                 };
                 Error::TimedOut { phase, waited, missing }
             }
@@ -183,17 +194,25 @@ impl Party {
     }
 }
 
-fn enter(root: &Folder, name: &str, deadline: &Deadline<'_>) -> Result<Job> {
+fn enter(root: &Folder, name: &str, index: usize, deadline: &Deadline<'_>) -> Result<Job> {
     let phase = format!("rendezvous, entering {}", root.path().join(name).display());
+    let mut tries = 0_u64;
     let entered = insist(deadline, &phase, || {
-        Job::enter(root, name)?.ok_or_else(|| {
-            // A folder that vanishes again and again is like one that is not there yet.
-            Error::io(root.path().join(name), "enter", std::io::Error::from_raw_os_error(2))
-        })
+        tries += 1;
+        Job::enter(root, name)
     });
-    entered.map_err(|error| match deadline.check(&phase, Vec::new) {
-        Err(passed) if file::is_absent(&error) => passed,
-        _ => error,
+    entered.map_err(|error| {
+        if !file::is_transient(&error) {
+            return error;
+        }
+        // Nobody keeps this member waiting but the file system, which shows the folder and hides it again.
+        let waited = deadline.waited();
+        let slow = slowest(waited).map_or_else(String::new, |slow| format!(", and once {slow}"));
+        let last_word = format!(
+            "this process: the file system did not let it in {tries} times{slow}; at last: {}",
+            error.chain()
+        );
+        Error::TimedOut { phase, waited, missing: vec![Missing { index, last_word }] }
     })
 }
 
@@ -517,9 +536,7 @@ pub fn post_death_note(directory: &Path, job: &str, index: usize, pid: u32, text
     let note = Note { poster: Identity::clone(&*stranger(ground, usize::MAX)?), pid, text: text.to_owned() };
     let name = job_folder(job);
     // Another process may take the empty folder away before the note is in it: then it is made anew.
-    insist(&deadline, "rendezvous, leaving a death note", || {
-        enter(&root, &name, &deadline)?.post(index, &note)
-    })
+    insist(&deadline, "rendezvous, leaving a death note", || Job::enter(&root, &name)?.post(index, &note))
 }
 
 /// Removes what a job's processes left, once all of them have ended; for the launcher.
@@ -531,10 +548,32 @@ pub fn remove_job(directory: &Path, job: &str) -> Result<()> {
     let root = ground.root(directory)?;
     let name = job_folder(job);
     if let Some(folder) = file::settled(root.open(&name))? {
-        if let Some(job) = Job::enter(&root, &name)? {
+        if let Some(job) = file::settled(Job::enter(&root, &name))? {
             job.remove_notes()?;
         }
         job::reclaim(&root, &folder, &name, &stranger(ground, usize::MAX)?)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::random;
+    use std::time::Duration;
+
+    #[test]
+    fn a_folder_that_cannot_be_entered_is_named_with_what_the_file_system_answered() {
+        let path = std::env::temp_dir().join(format!("uform-entered-{}", random::nonce().expect("random")));
+        let root = Machine.root(&path).expect("made");
+        std::fs::remove_dir(&path).expect("empty");
+        let error = enter(&root, "uform-job", 3, &Deadline::after(Duration::from_millis(60)));
+        let error = error.map(drop).expect_err("its root is gone");
+        let Error::TimedOut { phase, missing, .. } = &error else { panic!("{error}") };
+        assert!(phase.contains(&path.join("uform-job").display().to_string()), "{error}");
+        assert_eq!(missing.len(), 1, "{error}");
+        let word = &missing[0].last_word;
+        assert!(missing[0].index == 3 && word.contains("did not let it in"), "{error}");
+        assert!(word.contains("cannot make the folder") && word.contains("No such file"), "{error}");
+    }
 }

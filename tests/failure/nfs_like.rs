@@ -15,7 +15,7 @@ use crate::harness::{self, Folder, Outcome, Run, Setup, entries, say, transcript
 pub(crate) const ROLES: &[(&str, harness::Role)] =
     &[("nfs_like.client", client), ("nfs_like.late_client", late_client)];
 
-const BAD: NfsLike = NfsLike { seconds: 0.7, stale: 20, lost: 100 };
+const BAD: NfsLike = NfsLike { seconds: 0.7, stale: 20, lost: 100, slow: 0 };
 
 fn client(_index: usize, _count: usize, _argument: &str) {
     let place = std::path::PathBuf::from(std::env::var_os("UFORM_DIRECTORY").expect("set by the harness"));
@@ -75,7 +75,7 @@ fn late_client(_index: usize, _count: usize, _argument: &str) {
 #[test]
 fn the_mount_is_as_bad_as_it_says() {
     let folder = Folder::new();
-    let long = NfsLike { seconds: 600.0, stale: 0, lost: 0 };
+    let long = NfsLike { seconds: 600.0, stale: 0, lost: 0, slow: 0 };
     let mut run = long.apply(Setup::new(1, "nfs_like.client"), folder.path()).start();
     run.wait_for(0, "looked");
     for name in ["later", "raw"] {
@@ -129,7 +129,7 @@ fn assert_one_run_or_clear_errors(outcomes: &[Outcome]) {
 
 #[test]
 fn members_meet_on_such_a_mount() {
-    let calm = NfsLike { seconds: 1.0, stale: 0, lost: 0 };
+    let calm = NfsLike { seconds: 1.0, stale: 0, lost: 0, slow: 0 };
     for (mount, hosts) in [(calm, "together"), (BAD, "together"), (BAD, "apart")] {
         let folder = Folder::new();
         let started = Instant::now();
@@ -214,4 +214,18 @@ fn a_mount_that_never_answers_is_named() {
         assert!(text.contains("Stale file handle"), "{text}");
     }
     assert!(started.elapsed() < 3 * timeout, "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_mount_that_is_slow_until_the_deadline_is_named_with_what_it_took_long_for() {
+    let folder = Folder::new();
+    let slow = NfsLike { seconds: 0.5, stale: 0, lost: 0, slow: 600 };
+    for outcome in start(slow, folder.path(), &[0, 1], 2, "timeout=3").finish() {
+        let text = &outcome.output;
+        assert!(text.contains("timed out") && !text.contains("nobody is missing"), "{text}");
+        let took = text.split_once("took ").and_then(|(_, rest)| rest.split_once(" s to "));
+        let (seconds, rest) = took.unwrap_or_else(|| panic!("{text}"));
+        assert!(seconds.parse::<f64>().expect("a number") >= 0.6, "{text}");
+        assert!(rest.contains(&folder.path().display().to_string()), "{text}");
+    }
 }

@@ -14,6 +14,8 @@ pub(crate) struct NfsLike {
     pub(crate) stale: u32,
     /// Of a thousand creations and removals, how many are made and answered as if they had been made before.
     pub(crate) lost: u32,
+    /// How many milliseconds every open takes.
+    pub(crate) slow: u32,
 }
 
 impl NfsLike {
@@ -26,5 +28,6 @@ impl NfsLike {
             .variable("NFS_LIKE_SECONDS", &self.seconds.to_string())
             .variable("NFS_LIKE_STALE", &self.stale.to_string())
             .variable("NFS_LIKE_LOST", &self.lost.to_string())
+            .variable("NFS_LIKE_SLOW", &self.slow.to_string())
     }
 }

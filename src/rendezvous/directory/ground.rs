@@ -3,10 +3,12 @@
 //! The machine's is here; the tests put a simulated one in its place, so that the same protocol meets every fault of
 //! a file system and of a schedule.
 
-use std::fmt::Debug;
+use std::cell::RefCell;
+use std::fmt::{Debug, Display, Formatter};
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::rendezvous::record::{Identity, Life};
@@ -44,9 +46,55 @@ pub(super) trait Ground: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Machine;
 
+/// An operation on a file or folder, and how long it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Slow {
+    operation: &'static str,
+    path: PathBuf,
+    took: Duration,
+}
+
+impl Display for Slow {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        let Self { operation, path, took } = self;
+        write!(formatter, "took {:.2} s to {operation} {}", took.as_secs_f64(), path.display())
+    }
+}
+
+thread_local! {
+    /// The slowest operation of this thread's meeting.
+    static SLOWEST: RefCell<Option<Slow>> = const { RefCell::new(None) };
+}
+
+/// Begins to watch for the slowest operation of this thread.
+pub(super) fn forget_slowest() {
+    SLOWEST.set(None);
+}
+
+/// The slowest operation of this thread, if it took a part of the time waited so far that matters.
+pub(super) fn slowest(waited: Duration) -> Option<Slow> {
+    // Below a tenth of a second a disk may be busy, and from a twentieth of the wait on it was not the disk alone.
+    let matters = |slow: &Slow| slow.took >= Duration::from_millis(100) && slow.took * 20 >= waited;
+    SLOWEST.with_borrow(Clone::clone).filter(matters)
+}
+
+/// Does an operation on a name in a folder, and takes its time.
+fn timed<T>(operation: &'static str, folder: &Path, name: &str, act: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = act();
+    let took = start.elapsed();
+    SLOWEST.with_borrow_mut(|slowest| {
+        if slowest.as_ref().is_none_or(|known| known.took < took) {
+            let path = if name.is_empty() { folder.to_owned() } else { folder.join(name) };
+            *slowest = Some(Slow { operation, path, took });
+        }
+    });
+    done
+}
+
 impl Ground for Machine {
     fn root(&self, path: &Path) -> Result<Folder> {
-        Ok(Box::new(file::Folder::root(path)?))
+        Ok(Box::new(timed("open", path, "", || file::Folder::root(path))?))
     }
 
     fn nonce(&self) -> Result<Nonce> {
@@ -68,19 +116,19 @@ impl Place for file::Folder {
     }
 
     fn open(&self, name: &str) -> Result<Folder> {
-        Ok(Box::new(self.open(name)?))
+        Ok(Box::new(timed("open", self.path(), name, || self.open(name))?))
     }
 
     fn make(&self, name: &str) -> Result<Folder> {
-        Ok(Box::new(self.make(name)?))
+        Ok(Box::new(timed("make and open", self.path(), name, || self.make(name))?))
     }
 
     fn list(&self) -> Result<Vec<String>> {
-        self.list()
+        timed("list", self.path(), "", || self.list())
     }
 
     fn read(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>> {
-        self.read(name, limit)
+        timed("read", self.path(), name, || self.read(name, limit))
     }
 
     fn objection(&self, name: &str) -> Option<String> {
@@ -88,23 +136,23 @@ impl Place for file::Folder {
     }
 
     fn create(&self, name: &str, payload: &[u8]) -> Result<bool> {
-        self.create(name, payload)
+        timed("create", self.path(), name, || self.create(name, payload))
     }
 
     fn remove(&self, name: &str) {
-        self.remove(name);
+        timed("remove", self.path(), name, || self.remove(name));
     }
 
     fn remove_hidden(&self) {
-        self.remove_hidden();
+        timed("clean", self.path(), "", || self.remove_hidden());
     }
 
     fn remove_empty(&self, name: &str) -> bool {
-        self.remove_empty(name)
+        timed("remove", self.path(), name, || self.remove_empty(name))
     }
 
     fn remove_tree(&self, name: &str) {
-        self.remove_tree(name);
+        timed("remove", self.path(), name, || self.remove_tree(name));
     }
 }
 

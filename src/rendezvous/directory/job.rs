@@ -23,13 +23,13 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Opens or makes it; `None` while somebody else is removing it.
-    pub(super) fn enter(root: &Folder, name: &str) -> Result<Option<Self>> {
-        let open = || -> Result<Self> {
-            let folder = root.make(name)?;
-            Ok(Self { leader: folder.make("leader")?, waiting: folder.make("waiting")?, folder })
-        };
-        file::settled(open())
+    /// Opens or makes it.
+    ///
+    /// # Errors
+    /// A transient one while somebody else is removing it.
+    pub(super) fn enter(root: &Folder, name: &str) -> Result<Self> {
+        let folder = root.make(name)?;
+        Ok(Self { leader: folder.make("leader")?, waiting: folder.make("waiting")?, folder })
     }
 
     /// Removes what is empty, from the inside out.

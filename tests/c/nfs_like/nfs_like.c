@@ -83,6 +83,7 @@ static size_t folder_length;
 static uint64_t lifetime;
 static unsigned stale_per_mille;
 static unsigned lost_per_mille;
+static unsigned slow_milliseconds;
 static uint64_t state;
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 
@@ -407,7 +408,13 @@ static long serve(long number, long a, long b, long c, long d, long e)
         return serve(SYS_renameat2, a, b, c, d, 0);
 #endif
     case SYS_openat:
-        result = place_of((int)a, (const char *)b, path) ? open_in(path, a, b, c, d) : ask(number, a, b, c, d, e);
+        if (place_of((int)a, (const char *)b, path)) {
+            struct timespec pause = {.tv_sec = slow_milliseconds / 1000, .tv_nsec = slow_milliseconds % 1000 * 1000000l};
+            nanosleep(&pause, NULL);
+            result = open_in(path, a, b, c, d);
+        } else {
+            result = ask(number, a, b, c, d, e);
+        }
         if (result >= 0 && result < FILES)
             readings[result].begun = 0;
         return result;
@@ -521,7 +528,7 @@ static void refuse(const char *what)
     _exit(99);
 }
 
-static unsigned per_mille(const char *name)
+static unsigned number_of(const char *name)
 {
     const char *text = getenv(name);
     return text == NULL ? 0 : (unsigned)strtoul(text, NULL, 10);
@@ -536,8 +543,9 @@ __attribute__((constructor)) static void begin(void)
         refuse(path);
     folder_length = strlen(folder);
     lifetime = (uint64_t)((seconds == NULL ? 3.0 : strtod(seconds, NULL)) * 1e6);
-    stale_per_mille = per_mille("NFS_LIKE_STALE");
-    lost_per_mille = per_mille("NFS_LIKE_LOST");
+    stale_per_mille = number_of("NFS_LIKE_STALE");
+    lost_per_mille = number_of("NFS_LIKE_LOST");
+    slow_milliseconds = number_of("NFS_LIKE_SLOW");
     state = (now() ^ ((uint64_t)getpid() << 32)) | 1;
 
     struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO};

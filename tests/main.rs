@@ -34,6 +34,7 @@ const ROLES: &[&[(&str, harness::Role)]] = &[
     failure::mesh::ROLES,
     failure::network::ROLES,
     failure::nfs_like::ROLES,
+    failure::odd::ROLES,
     failure::pairs::ROLES,
     failure::rendezvous::ROLES,
     failure::sandbox::ROLES,

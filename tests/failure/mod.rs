@@ -10,6 +10,7 @@ pub(crate) mod limits;
 pub(crate) mod mesh;
 pub(crate) mod network;
 pub(crate) mod nfs_like;
+pub(crate) mod odd;
 pub(crate) mod pairs;
 pub(crate) mod rendezvous;
 pub(crate) mod sandbox;

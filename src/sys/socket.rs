@@ -150,12 +150,18 @@ pub struct Conversation {
 /// What a look at a connection gave.
 #[derive(Debug)]
 pub enum Heard {
-    /// A message, and the file that came with it.
+    /// A message, and the file that came with it; none too where this process has no number left for it ([`unfiled`]).
     Message(Vec<u8>, Option<OwnedFd>),
     /// Nothing yet.
     Silence,
     /// The other side is gone, or sent what no member sends.
     End,
+}
+
+/// The error of a message of a member that came without its file: this process has as many open as it may.
+#[must_use]
+pub fn unfiled(index: usize) -> Error {
+    Error::io(format!("the memory of index {index}"), "take", Errno::MFILE.into())
 }
 
 impl Conversation {
@@ -263,9 +269,11 @@ impl Conversation {
                 files.extend(rights);
             }
         }
-        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        let is_cut = received.flags.intersects(ReturnFlags::TRUNC);
+        // A file that came and is not here is one too many for this process; what else is cut no member sends.
+        let is_odd = received.flags.intersects(ReturnFlags::CTRUNC) && !files.is_empty();
         // An empty packet and the end look alike; members send no empty ones.
-        if received.bytes == 0 || cut || files.len() > 1 {
+        if received.bytes == 0 || is_cut || is_odd || files.len() > 1 {
             return Heard::End;
         }
         bytes.truncate(received.bytes);

@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uform::{Mesh, ReduceOp, Status};
 
 use crate::harness::{Role, Setup, assert_all_succeeded, entries, say, transcript};
 
 /// The roles of these tests.
-pub(crate) const ROLES: &[(&str, Role)] = &[("sandbox.files", files), ("sandbox.calls", calls)];
+pub(crate) const ROLES: &[(&str, Role)] =
+    &[("sandbox.files", files), ("sandbox.used_up", used_up), ("sandbox.calls", calls)];
 
 const MINUTES: Duration = Duration::from_secs(120);
 
@@ -34,6 +35,57 @@ fn files(index: usize, count: usize, argument: &str) {
         setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).expect("it is lower");
     }
     work(index, count);
+}
+
+/// Index 1 has used up its open files when all make a call that needs some; later it has let them go.
+fn used_up(index: usize, _count: usize, argument: &str) {
+    let mesh = Mesh::bootstrap(None, None).unwrap_or_else(|error| panic!("{}", error.chain()));
+    let deadline = Mesh::verb_deadline(60.0).expect("a minute");
+    let call = || match argument {
+        "arena" => mesh.arena(1 << 16, &deadline).map(drop),
+        "split" => mesh.split_within(Some(0), 0, &deadline).and_then(|part| part.expect("a color").barrier()),
+        "all_reduce" => mesh.all_reduce(&mut vec![1.0_f32; 1 << 20], ReduceOp::Sum),
+        _ => mesh.exchange(&vec![1; 1 << 20], &deadline).map(drop),
+    };
+    let before = getrlimit(Resource::Nofile);
+    let mut used = Vec::new();
+    if index == 1 {
+        let open = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").count() as u64;
+        let current = Some(open + 4);
+        setrlimit(Resource::Nofile, Rlimit { current, maximum: before.maximum }).expect("it is lower");
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            used.push(file);
+        }
+    }
+    mesh.barrier().unwrap_or_else(|error| panic!("{}", error.chain()));
+    match call() {
+        Ok(()) => say("it needs none."),
+        Err(error) => say(&format!("refused with {}: {}.", error.status().name(), error.chain())),
+    }
+    if index == 1 {
+        drop(used);
+        setrlimit(Resource::Nofile, before).expect("it was so before");
+    }
+    mesh.barrier().unwrap_or_else(|error| panic!("after it: {}", error.chain()));
+    call().unwrap_or_else(|error| panic!("again: {}", error.chain()));
+    mesh.close().expect("idle");
+}
+
+#[test]
+fn open_files_that_are_used_up_later_are_an_error_on_all_and_the_mesh_goes_on() {
+    for name in ["arena", "split", "all_reduce", "exchange"] {
+        let setup = Setup::new(3, "sandbox.used_up").argument(name).deadline(MINUTES);
+        let outcomes = setup.start().finish();
+        assert_all_succeeded(&outcomes);
+        let said = transcript(&outcomes);
+        let refused = outcomes.iter().filter(|outcome| outcome.output.contains("refused with "));
+        let refused = refused.collect::<Vec<_>>();
+        assert_eq!(refused.len(), if ["arena", "split"].contains(&name) { 3 } else { 0 }, "{name}\n{said}");
+        for outcome in refused {
+            let is_named = outcome.index == 1 || outcome.output.contains("index 1");
+            assert!(is_named && outcome.output.contains("open files"), "{name}\n{said}");
+        }
+    }
 }
 
 #[test]

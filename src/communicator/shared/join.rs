@@ -29,7 +29,7 @@ pub(super) struct Swap<'a> {
     pub(super) name: &'a str,
     pub(super) phase: &'a str,
     pub(super) deadline: &'a Deadline<'a>,
-    /// Asked while these indexes have not answered.
+    /// Asked while these indexes have not answered, or not taken what was sent.
     pub(super) look: &'a dyn Fn(&[usize]) -> Result<()>,
 }
 
@@ -62,7 +62,8 @@ impl Swap<'_> {
                             Err(error) => Err(decoded(&error, self.proved.index)),
                         }
                     }
-                    (Part::Given(_), None) => Err(decode(&[], *index).failed()),
+                    // Only this member knows that it has no number left for the file.
+                    (Part::Given(_), None) => Err(decoded(&socket::unfiled(*index), self.proved.index)),
                 },
             };
             match segment {
@@ -102,7 +103,11 @@ impl Swap<'_> {
             unsent.retain(|(_, mate)| !mate.conversation.send(&whole, file));
             for (seat, mate) in self.mates()? {
                 if answers[seat].is_none() {
-                    answers[seat] = mate.letter(&prefix, self.phase)?;
+                    answers[seat] = match mate.letter(&prefix, self.phase) {
+                        Ok(answer) => answer,
+                        // Why it left, where it said so, is better than that it has gone.
+                        Err(error) => return (self.look)(&[mate.index]).and(Err(error)),
+                    };
                 }
             }
             let mut lagging = self.mates()?;
@@ -113,9 +118,11 @@ impl Swap<'_> {
             // Messages were looked for once more after the bad news: what was sent before counts.
             verdict?;
             if let Some((_, mate)) = unsent.iter().find(|(_, mate)| !mate.is_alive()) {
-                return Err(mate.lost(self.phase));
+                return (self.look)(&[mate.index]).and(Err(mate.lost(self.phase)));
             }
-            verdict = (self.look)(&lagging.iter().map(|(_, mate)| mate.index).collect::<Vec<_>>());
+            // One that does not take what is sent is waited for too.
+            let awaited = lagging.iter().chain(unsent.iter().filter(|(seat, _)| answers[*seat].is_some()));
+            verdict = (self.look)(&awaited.map(|(_, mate)| mate.index).collect::<Vec<_>>());
             if verdict.is_err() {
                 continue;
             }

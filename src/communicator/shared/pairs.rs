@@ -79,14 +79,14 @@ impl Rings {
             return Ok(Some(segment));
         }
         let Some(mate) = self.proof.0.mates.get(&self.index) else { return Err(Moved::End) };
-        let broken = |error: Error| Moved::Broken(std::io::Error::other(error));
+        let broken = |error: Error| Moved::Broken(std::io::Error::other(error.chain()));
         match mate.letter(&self.label, "sends and receives") {
             Ok(Some((_, Some(file)))) => {
                 let segment = Segment::adopt(NAME, file, BYTES + RING_BYTES).map_err(broken)?;
                 let _ = self.incoming.set(segment);
                 Ok(self.incoming.get())
             }
-            Ok(Some((_, None))) => Err(Moved::Broken(std::io::Error::other("a ring came without its file"))),
+            Ok(Some((_, None))) => Err(broken(socket::unfiled(self.index))),
             Ok(None) => Ok(None),
             Err(_) => Err(Moved::End),
         }

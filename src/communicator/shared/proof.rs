@@ -189,8 +189,8 @@ impl Proof {
         };
         let warning = Warning::new(deadline);
         loop {
-            if let Some((_, Some(file))) = mate.letter(name.as_bytes(), name)? {
-                return Ok(file);
+            if let Some((_, file)) = mate.letter(name.as_bytes(), name)? {
+                return file.ok_or_else(|| socket::unfiled(index));
             }
             let life = || if self.0.is_stopped(index) { STOPPED } else { "alive" };
             let missing = || vec![Missing { index, last_word: format!("{}, has sent no file", life()) }];
@@ -409,14 +409,14 @@ impl Gathering<'_> {
                     Heard::End => return Ok(None),
                     Heard::Message(bytes, file) => (Greeting::decode(&bytes, Medium::Unix), file),
                 };
-                let (Some(Greeting::Proof { tag, address }), Some(file)) = (heard, file) else {
-                    return Ok(None);
-                };
+                let Some(Greeting::Proof { tag, address }) = heard else { return Ok(None) };
                 if !pair.is_proved(self.key, Side::Higher, &tag) {
                     let word = "somebody claimed this index without knowing the run's key";
                     self.words.insert(index, word.to_owned());
                     return Ok(None);
                 }
+                // It has proved that it is a member, whose file this process has no number for.
+                let Some(file) = file else { return Err(socket::unfiled(index)) };
                 let welcome = Greeting::Welcome { address: self.address() };
                 if !conversation.send(&welcome.encode(Medium::Unix), Some(self.trial.file())) {
                     return Ok(None);
@@ -466,9 +466,8 @@ impl Gathering<'_> {
                     Heard::End => return Ok(Call::Idle),
                     Heard::Message(bytes, file) => (Greeting::decode(&bytes, Medium::Unix), file),
                 };
-                let (Some(Greeting::Welcome { address }), Some(file)) = (heard, file) else {
-                    return Err(self.stranger(to));
-                };
+                let Some(Greeting::Welcome { address }) = heard else { return Err(self.stranger(to)) };
+                let Some(file) = file else { return Err(socket::unfiled(to)) };
                 self.believe(to, conversation, file, address)?;
                 Ok(Call::Done)
             }

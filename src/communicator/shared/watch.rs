@@ -115,7 +115,7 @@ impl SharedCommunicator {
         }
         self.warn_if_late(watch, &|| behind().collect());
         if watch.deadline.passed() {
-            let missing = self.missing(&behind().collect::<Vec<_>>());
+            let missing = self.missing(&self.kept_by(behind().collect(), watch.sequence));
             // The last of them may just have come: then there is nobody to name, and the wait has ended.
             if !missing.is_empty() {
                 let (phase, waited) = (watch.phase(), watch.deadline.waited());
@@ -136,6 +136,18 @@ impl SharedCommunicator {
             let names = names(self.missing(&behind()));
             tracing::warn!("index {} waits in {} for {names}", self.seats[self.own], watch.phase());
         }
+    }
+
+    /// Those that are behind, and before them whoever is stopped within the call: one that is behind may wait for it.
+    fn kept_by(&self, behind: Vec<usize>, sequence: u64) -> Vec<usize> {
+        if behind.is_empty() {
+            return behind;
+        }
+        let is_inside = |seat: &usize| *seat != self.own && !self.controls[*seat].has_concluded(sequence);
+        let stopped = (0..self.seats.len()).filter(|seat| is_inside(seat) && self.is_stopped(*seat));
+        let stopped = stopped.collect::<Vec<_>>();
+        let others = behind.into_iter().filter(|seat| !stopped.contains(seat));
+        stopped.iter().copied().chain(others).collect()
     }
 
     /// Seats as errors name them, with what they were last seen doing.

@@ -96,6 +96,7 @@ impl Buffer {
     }
 
     /// Takes `given` for writing; else as `for_reading`.
+    #[inline(always)]
     pub(crate) fn for_writing(
         argument: &str,
         given: &Bound<'_, PyAny>,
@@ -336,12 +337,17 @@ impl PyView {
     pub(crate) fn describe(&self) -> Result<Description, String> {
         let view = &self.0;
         let format = if view.format.is_null() {
-            "B".into()
+            c"B"
         } else {
             // SAFETY: a non-null format is a null-terminated string that lives until the view is given back.
-            unsafe { CStr::from_ptr(view.format) }.to_string_lossy()
+            unsafe { CStr::from_ptr(view.format) }
         };
-        let dtype = dtype_of(&format, usize::try_from(view.itemsize).unwrap_or(0))?;
+        let dtype = match (format.to_bytes(), view.itemsize) {
+            // What most arrays have.
+            (b"f", 4) => Dtype::F32,
+            (b"d", 8) => Dtype::F64,
+            (_, item_bytes) => dtype_of(&format.to_string_lossy(), usize::try_from(item_bytes).unwrap_or(0))?,
+        };
         let dimensions = usize::try_from(view.ndim).unwrap_or(0);
         let numbers = |start: *const ffi::Py_ssize_t| {
             // SAFETY: RECORDS_RO asked for `ndim` numbers that live until the view is given back; null is not read.

@@ -1,8 +1,10 @@
 //! Where Python code calls: the file and the line of the frame that runs, for the record of calls.
 #![allow(unsafe_code, reason = "the frame that runs has no safe wrapper; every block names its fact")]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ffi::c_int;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use libloading::os::unix::Library;
 use pyo3::types::PyString;
 use pyo3::{ffi, intern, prelude::*};
 use uform::recorder::Site;
@@ -18,6 +20,23 @@ struct Known {
     site: Site,
 }
 
+/// `PyFrame_GetLasti`: every CPython from 3.11 on has it, but outside of the stable interface, so that it is looked for.
+type LastInstruction = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
+
+static LAST_INSTRUCTION: LazyLock<Option<LastInstruction>> = LazyLock::new(|| {
+    // SAFETY: the function has had this signature since it was made public.
+    unsafe { Library::this().get::<LastInstruction>(b"PyFrame_GetLasti\0") }.ok().map(|symbol| *symbol)
+});
+
+/// Where in its code a frame is; `None` where it does not say.
+fn instruction_of(frame: &Bound<'_, PyAny>) -> Option<i32> {
+    match *LAST_INSTRUCTION {
+        // SAFETY: attached, and it is a frame.
+        Some(last) => Some(unsafe { last(frame.as_ptr().cast()) }),
+        None => frame.getattr(intern!(frame.py(), "f_lasti")).ok()?.extract().ok(),
+    }
+}
+
 static KNOWN_PLACES: Mutex<[Option<Known>; KNOWN]> = Mutex::new([const { None }; KNOWN]);
 
 /// The line of Python code that called this extension; unknown where there is none.
@@ -29,8 +48,7 @@ pub(crate) fn of_caller(py: Python<'_>) -> Site {
     // SAFETY: it is a frame; the call gives a new reference, never null.
     let code =
         unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(frame.as_ptr().cast()).cast()) };
-    let instruction = frame.getattr(intern!(py, "f_lasti")).and_then(|number| number.extract::<i32>());
-    let (Some(code), Ok(instruction)) = (code, instruction) else { return Site::default() };
+    let (Some(code), Some(instruction)) = (code, instruction_of(&frame)) else { return Site::default() };
     let place = (code.as_ptr().addr() / 16) ^ instruction.unsigned_abs() as usize;
     if let Some(known) = &places()[place % KNOWN]
         && known.instruction == instruction

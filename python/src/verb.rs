@@ -85,6 +85,7 @@ struct Form {
 }
 
 impl Form {
+    #[inline]
     fn call<'a>(
         &'a self,
         dtype: Dtype,
@@ -97,6 +98,7 @@ impl Form {
         Call { gpu, counts, receive_counts, input_layout, output_layout, reproducible, tag, progress, ..call }
     }
 
+    #[inline]
     fn call_on<'a>(&'a self, pair: &'a mut Pair, progress: Option<Progress<'a>>) -> Call<'a> {
         self.call(dtype_of(pair), buffer::spans(pair), progress)
     }
@@ -245,6 +247,7 @@ impl<'a, 'py> Request<'a, 'py> {
     }
 
     /// Checks it, and tells the peers if this process refuses to make the call.
+    #[inline]
     fn arguments(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Arguments> {
         self.read(py, mesh).inspect_err(|refusal| {
             let reason = refusal.value(py).to_string();
@@ -254,6 +257,7 @@ impl<'a, 'py> Request<'a, 'py> {
         })
     }
 
+    #[inline(always)]
     fn read(&self, py: Python<'py>, mesh: &uform::Mesh) -> PyResult<Arguments> {
         let op = self.op.map_or(Ok(ReduceOp::Sum), |given| ReduceOp::of_argument("op", given))?;
         let name = match self.verb {
@@ -290,10 +294,12 @@ impl<'a, 'py> Request<'a, 'py> {
         let (name, output) = self.output;
         let inputs = self.input.map(items).transpose()?.flatten();
         let outputs = output.map(items).transpose()?.flatten();
+        if inputs.is_none() && outputs.is_none() {
+            return Ok(None);
+        }
         let has_several = mesh.executor().gpus().len() > 1;
         let given = |one: &'_ Bound<'py, PyAny>| !(has_several && one.is_none());
         match (inputs, outputs) {
-            (None, None) => Ok(None),
             (Some(inputs), None) if has_several && output.is_none() => inputs
                 .iter()
                 .map(|one| pair(py, mesh, Some(one), (name, None)))
@@ -359,6 +365,7 @@ fn items<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny
 }
 
 /// Takes the arrays of one call.
+#[inline(always)]
 fn pair<'py>(
     py: Python<'py>,
     mesh: &uform::Mesh,

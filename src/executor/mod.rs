@@ -75,11 +75,11 @@ pub struct Hold {
 /// A call that has entered: it holds the executor, or stands in the line. Dropped, it leaves.
 #[must_use]
 pub(crate) struct Place {
-    executor: Executor,
+    /// `None` once the call has it.
+    executor: Option<Executor>,
     thread: usize,
     /// `None` for one that holds.
     seat: Option<Arc<Seat>>,
-    is_live: bool,
 }
 
 impl std::fmt::Debug for Executor {
@@ -508,7 +508,7 @@ impl Executor {
 impl Place {
     /// The place of the calling thread, which has just entered.
     fn of(executor: &Executor, seat: Option<Arc<Seat>>) -> Self {
-        Self { executor: executor.clone(), thread: line::this_thread(), seat, is_live: true }
+        Self { executor: Some(executor.clone()), thread: line::this_thread(), seat }
     }
 
     /// Whether the executor was free, and is this call's.
@@ -518,24 +518,21 @@ impl Place {
 
     /// Waits until the executor is free for this call.
     pub(crate) fn wait(mut self, deadline: &Deadline<'_>) -> Result<Hold> {
-        if let Some(seat) = &self.seat {
-            self.executor.0.line.wait(seat, deadline)?;
+        if let (Some(seat), Some(executor)) = (&self.seat, &self.executor) {
+            executor.0.line.wait(seat, deadline)?;
         }
-        self.is_live = false;
-        Ok(Hold::of(self.executor.clone(), self.thread))
+        // There until here; a place whose executor is taken leaves nothing behind when it is dropped.
+        self.executor.take().map(|executor| Hold::of(executor, self.thread)).ok_or_else(line::closed)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.is_live {
-            return;
-        }
-        let line = &self.executor.0.line;
-        if self.seat.as_ref().is_some_and(|seat| line.give_up(seat)) {
-            line.unmark(self.thread);
+        let Some(executor) = self.executor.take() else { return };
+        if self.seat.as_ref().is_some_and(|seat| executor.0.line.give_up(seat)) {
+            executor.0.line.unmark(self.thread);
         } else {
-            drop(Hold::of(self.executor.clone(), self.thread));
+            drop(Hold::of(executor, self.thread));
         }
     }
 }

@@ -154,7 +154,7 @@ fn is_written(call: &Call<'_>, index: usize) -> bool {
 
 impl Mesh {
     /// Runs a checked call whose turn has come, whatever its arrays are; see [`Mesh::reported`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn carry(
         &self,
         mut call: Call<'_>,

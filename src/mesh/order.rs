@@ -8,6 +8,7 @@
 //! Locks are taken in one order too, first that of a mesh, then that of an executor, and neither is held while a call runs.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -59,20 +60,20 @@ struct Turn {
 }
 
 /// A call's place in the order of its mesh, given back when dropped.
-struct Ticket {
-    mesh: Arc<Inner>,
+struct Ticket<M: Deref<Target = Inner>> {
+    mesh: M,
     lane: Lane,
     number: u64,
 }
 
 /// One call's right to the executor and to the group of its mesh.
-pub(crate) struct Admission {
+pub(crate) struct Admission<'m> {
     // Before the executor: a call that finds it free finds the mesh free too.
-    _ticket: Ticket,
+    _ticket: Ticket<&'m Inner>,
     hold: Hold,
 }
 
-impl Admission {
+impl Admission<'_> {
     /// The executor.
     pub(crate) fn hold(&self) -> &Hold {
         &self.hold
@@ -129,7 +130,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Executor::hold_within`]; `Contended` from inside of another call of this mesh; `Closed`.
-    pub(crate) fn admit(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Admission> {
+    pub(crate) fn admit(&self, call: &'static str, deadline: &Deadline<'_>) -> Result<Admission<'_>> {
         self.admit_in(call, Lane::Group, deadline)
     }
 
@@ -139,14 +140,14 @@ impl Mesh {
         call: &'static str,
         lane: Lane,
         deadline: &Deadline<'_>,
-    ) -> Result<Admission> {
+    ) -> Result<Admission<'_>> {
         self.check_open()?;
         let (place, ticket, is_first) = {
             let mut turns = self.inner.order.turns();
             turns.check()?;
             let place = self.executor.enter(call)?;
             let (number, is_first) = turns.take(call, lane, &self.executor);
-            (place, Ticket { mesh: Arc::clone(&self.inner), lane, number }, is_first)
+            (place, Ticket { mesh: &*self.inner, lane, number }, is_first)
         };
         let has_waited = !place.is_held();
         let hold = place.wait(deadline)?;
@@ -211,7 +212,7 @@ impl Mesh {
     }
 }
 
-impl Ticket {
+impl<M: Deref<Target = Inner>> Ticket<M> {
     /// The first call before this one in its lane that has not ended.
     fn before(&self, turns: &Turns) -> Option<&'static str> {
         let mut earlier = turns.outstanding.iter().take_while(|turn| turn.number < self.number);
@@ -241,7 +242,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl<M: Deref<Target = Inner>> Drop for Ticket<M> {
     fn drop(&mut self) {
         // In a forked child the lock may be one that a thread of the parent held.
         if process::pid() != self.mesh.pid {

@@ -156,12 +156,13 @@ impl Mesh {
     }
 
     /// Takes the executor and the turn; a wait for them that ends is told to the peers, since the call has not begun.
-    pub(super) fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission> {
+    pub(super) fn admitted(&self, verb: Verb, deadline: &Deadline<'_>) -> Result<Admission<'_>> {
         self.admitted_in(verb, Lane::Group, deadline)
     }
 
     /// As [`Mesh::admitted`], in a lane of the mesh.
-    fn admitted_in(&self, verb: Verb, lane: Lane, deadline: &Deadline<'_>) -> Result<Admission> {
+    #[inline]
+    fn admitted_in(&self, verb: Verb, lane: Lane, deadline: &Deadline<'_>) -> Result<Admission<'_>> {
         self.admit_in(verb.word(), lane, deadline).inspect_err(|error| {
             if matches!(error, Error::TimedOut { .. } | Error::Interrupted { .. }) {
                 self.refuse(verb, error);
@@ -177,6 +178,7 @@ impl Mesh {
     }
 
     /// Passes an error that came before the call began on to the peers, whose deadline then names it.
+    #[inline(always)]
     pub(super) fn refusing<T>(&self, verb: Verb, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();
         if let Err(error @ (Error::Contended { .. } | Error::Invalid { .. } | Error::Unsupported { .. })) =

@@ -255,7 +255,7 @@ enum Edited {
 /// One call's right to the trainer, to the executor and to the turn of its mesh.
 struct Held<'a> {
     progress: MutexGuard<'a, Progress>,
-    admission: Option<Admission>,
+    admission: Option<Admission<'a>>,
 }
 
 impl Held<'_> {

@@ -50,6 +50,9 @@ pub(super) struct Work<'c, 'a> {
 
 /// Bytes that are reduced at a time.
 const BLOCK_BYTES: usize = 8 << 10;
+/// Arrays up to this size are shown whole where there are two members, who both reduce all of it: what one reads of the other is as
+/// much as a share and a result, and there is one wait less. Larger ones would leave the caches on the way.
+const WHOLE_BYTES: usize = 128 << 10;
 /// Outputs from this size on are written past the caches, where nothing of them was read.
 const LARGE_BYTES: usize = 8 << 20;
 
@@ -266,13 +269,23 @@ impl SharedCommunicator {
     /// Reduces through the stages; those who read take the result.
     ///
     /// In round k each member shows the others their shares of piece k, waits until all have, reduces its own share, and takes
-    /// the results of piece k - 1: one wait for each piece. The result of a share lies in the stage where nobody else
+    /// the results of piece k - 1: one wait for each piece, and none for results of what is shown whole. The result of a share lies in the stage where nobody else
     /// has to be shown anything. A stage is written again two rounds later: what was shown in it was read before the round between
     /// began, and its result before the round of the write did.
     fn all_reduce(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>, reads: bool) -> Result<()> {
         let (members, own) = (self.seats.len(), self.own);
-        let rounds = work.count.div_ceil(self.piece_bytes / work.size);
         let mut step = 1;
+        if self.is_whole(work) {
+            self.show_shares(work, output.as_span(), 0)?;
+            self.step_together(work, &mut step)?;
+            if reads {
+                self.reduce_whole(work, output)?;
+            }
+            work.pace.end();
+            work.stages.take(1);
+            return Ok(());
+        }
+        let rounds = work.count.div_ceil(self.piece_bytes / work.size);
         for number in 0..=rounds {
             let streams = number < rounds && self.show_shares(work, output.as_span(), number)?;
             self.step_together(work, &mut step)?;
@@ -293,6 +306,25 @@ impl SharedCommunicator {
         Ok(())
     }
 
+    /// Whether both members of a pair show each other all that they have, and reduce it all.
+    fn is_whole(&self, work: &Work<'_, '_>) -> bool {
+        self.seats.len() == 2 && work.count * work.size <= WHOLE_BYTES.min(self.piece_bytes)
+    }
+
+    /// Reduces what the other member shows and what this one has, in the order of seats.
+    fn reduce_whole(&self, work: &Work<'_, '_>, output: &mut SpanMut<'_>) -> Result<()> {
+        let length = output.byte_count();
+        let (array, mut target) = output.in_place();
+        let source = |seat: usize| match work.input {
+            _ if seat != self.own => self.controls[seat].stage(work.stages.of(0))?.part(0..length),
+            Some(input) => Ok(input),
+            None => Ok(array),
+        };
+        with_spans(self.seats.len(), source, |sources| work.reduce(sources, &mut target))?;
+        work.advance(length);
+        Ok(())
+    }
+
     /// Bytes of a seat's share of a piece: in the stage, and in the array.
     ///
     /// In the stage it begins where that of a whole piece does: the shares of a shorter one touch no result of the piece before
@@ -310,6 +342,10 @@ impl SharedCommunicator {
     /// Shows the others their shares of a piece.
     fn show_shares(&self, work: &Work<'_, '_>, output: Span<'_>, number: usize) -> Result<bool> {
         self.show_round(work, number, |stage, streams| {
+            if self.is_whole(work) {
+                let array = work.input.unwrap_or(output);
+                return work.show(&mut stage.part(0..array.byte_count())?, array, streams);
+            }
             for seat in (0..self.seats.len()).filter(|seat| *seat != self.own) {
                 let (staged, place) = self.places(work, number, seat);
                 work.show(&mut stage.part(staged)?, work.input.unwrap_or(output).part(place)?, streams)?;

@@ -52,7 +52,7 @@ pub(super) struct Work<'c, 'a> {
 const BLOCK_BYTES: usize = 8 << 10;
 /// Arrays up to this size are shown whole where there are two members, who both reduce all of it: what one reads of the other is as
 /// much as a share and a result, and there is one wait less. Larger ones would leave the caches on the way.
-const WHOLE_BYTES: usize = 128 << 10;
+const WHOLE_BYTES: usize = 48 << 10;
 /// Outputs from this size on are written past the caches, where nothing of them was read.
 const LARGE_BYTES: usize = 8 << 20;
 

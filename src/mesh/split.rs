@@ -152,6 +152,11 @@ impl Mesh {
         });
         // The others may need more rounds than this member did, and all of them make each round.
         let ended = assembly.end(deadline);
+        // One that only gave up looks lost to those that were connected to it: why this mesh ended, if it did, counts more.
+        let formed = formed.map(|formed| match formed {
+            Err(error @ Error::Lost { .. }) => self.communicator().check().and(Err(error)),
+            other => other,
+        });
         match formed {
             Some(formed) => formed.map(Some).map_err(|error| renamed(error, &name)),
             None => ended.map(|()| None),
